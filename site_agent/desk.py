@@ -378,7 +378,7 @@ def door(
 
 
 def courier(config: SiteConfig, replies: AcknowledgedReplies | None = None) -> Courier:
-    """What waits for a courier, and what one has brought."""
+    """The site's courier folder: calls that wait for a courier, and the answers that one has brought."""
     from site_agent.egress.courier import Courier
 
     replies = replies or kept_replies(config)

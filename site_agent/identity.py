@@ -1,13 +1,14 @@
-"""What a site shows at the door and whom it believes there: its certificate, its key, the pinned authorities.
+"""TLS identity of a site: its certificate, its private key, and the certificate authorities that it has pinned.
 
 A renewal replaces two files, and a power cut may fall between them. So key, request and certificate of the next
-identity lie together in ``keys/renewal.json``, written whole before each step that depends on it: before anything is
-asked, the new key and the signed request; before anything is replaced, the certificate. Where the certificate in force
-is not of ``keys/tls.pem``, its key is the one that still lies there.
+identity are stored together in ``keys/renewal.json``, written atomically before each step that depends on them: the new
+key and the signed request before the request is sent, the certificate before any file is replaced. If the certificate
+in force does not belong to ``keys/tls.pem``, its key is the one that is still stored in ``renewal.json``.
 
-``certificates/ca.pem`` is the authority that a person pinned: the invitation's, or one that took its place by the
-leads' word and a fingerprint on the telephone (`site_agent.decide.joining.renewal`). Later ones are pinned beside it as
-the signed statements that lead to them (``certificates/authorities.json``), each checked whenever they are read.
+``certificates/ca.pem`` is the authority that a person pinned: the invitation's, or a replacement that the leads have
+signed and a person has compared by its fingerprint on the telephone (`site_agent.decide.joining.renewal`). Later ones
+are pinned beside it as the signed statements that lead to them (``certificates/authorities.json``), each verified at
+every read.
 """
 
 from __future__ import annotations
@@ -80,7 +81,13 @@ class WantedIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Renewals:
-    """What is under way of the next identity: asked over the channel, given, or asked by hand."""
+    """Pending renewals of the site's identity, None where there is none.
+
+    Args:
+        asked: requested over the connection, and not answered yet.
+        given: issued, and being put in force.
+        late: requested by hand, in a file to the study lead.
+    """
 
     asked: WantedIdentity | None = None
     given: WantedIdentity | None = None
@@ -103,7 +110,7 @@ def _statements(config: SiteConfig) -> Path:
 
 
 def renewals(config: SiteConfig) -> Renewals:
-    """What is under way; nothing where the file is not there or not readable: then it is asked anew."""
+    """Pending renewals; none if the file is missing or unreadable, so that the certificate is requested anew."""
     try:
         body = parse_json(_file(config).read_bytes(), cap=_CAP)
         return Renewals(**{name: None if one is None else WantedIdentity(**one) for name, one in body.items()})
@@ -152,12 +159,12 @@ def settle(config: SiteConfig) -> bool:
 
 
 def certificate_life(config: SiteConfig, now: dt.datetime) -> CertificateLife | None:
-    """How long the certificate in force lasts; None before the site has joined. Raises: CertificateRefusal."""
+    """Lifetime of the certificate in force; None before the site has joined. Raises: CertificateRefusal."""
     return CertificateLife.of(config.certificate.read_text(), now) if config.certificate.exists() else None
 
 
 def ending(config: SiteConfig, now: dt.datetime) -> str:
-    """What everybody at the site should hear of the certificate in force; blank while it renews by itself."""
+    """Warning about the certificate in force, for everybody at the site; blank while it is renewed automatically."""
     try:
         life = certificate_life(config, now)
     except (Refusal, OSError):

@@ -20,7 +20,7 @@ from site_agent.cli import people, books, backups
 __all__ = ["ROOMS", "Desk", "agent_version", "app", "main", "open_desk", "today"]
 
 ROOMS = (joining, renewing, data, plan, release, deciding, calendar, watching, federating, people, books, backups)
-"""Where a line belongs: each room's first line names its verbs."""
+"""Modules of the commands; the first line of each names its verbs."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What people decide about releases: ``approve``, ``standing``, ``reject``, ``send-back``, ``withdraw``, ``leave``."""
+"""Decisions about releases: ``approve``, ``standing``, ``reject``, ``send-back``, ``withdraw``, ``leave``."""
 
 from __future__ import annotations
 

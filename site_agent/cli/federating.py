@@ -1,4 +1,4 @@
-"""What the sites do together: ``federate``, in a training or a secure sum, and ``consent`` to one's part in a sum."""
+"""Joint computations of the sites: ``federate``, in a training or a secure sum, and ``consent`` to a secure sum."""
 
 from __future__ import annotations
 

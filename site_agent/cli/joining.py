@@ -224,10 +224,10 @@ def status(desk: Desk) -> VerbAnswer:
 
 
 def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tuple[dict[str, Any], str]:
-    """Where one study stands here, and the command that comes next; blank where there is none.
+    """State of one study at this site, and the next command to run; blank for none.
 
     Args:
-        granted: whether the leads let the site into it after it joined; None where its invitation named it.
+        granted: whether the leads admit the site to it, by a grant after it joined; None without such a grant.
     """
     row: dict[str, Any] = {
         "study": study,
@@ -260,12 +260,12 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
 
 
 def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:
-    """What is to be done, the most pressing first.
+    """Commands to run next, the most urgent first.
 
     Args:
-        steps: what the studies ask for.
-        differing: the coordinator says something else than this site knows.
-        over: the certificate has ended.
+        steps: commands found before: to join, and the next one of each study.
+        differing: the coordinator's account differs from this site's.
+        over: the certificate has expired.
     """
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
@@ -281,8 +281,10 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> l
 
 
 def _asked(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:
-    """What the study lead reminds this site of, where the coordinator's word differs from the ledger, and whether it
-    could be asked; it is not awaited."""
+    """Reminders of the study lead, differences between the coordinator and the ledger, and True if it answered.
+
+    A call waits for `ASKING_SECONDS` at most.
+    """
     found: list[dict[str, Any]] = []
     differing: list[reconciliation.Discrepancy] = []
     try:

@@ -1,4 +1,4 @@
-"""Who takes part: ``grants``, ``approver …``, ``rotate-key``; ``data apart``, ``confirm-persons``, ``frame``."""
+"""Membership and keys: ``grants``, ``approver …``, ``rotate-key``; ``data apart``, ``confirm-persons``, ``frame``."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ def data_frame(
     ] = False,
     dry_run: Dry = False,
 ) -> VerbAnswer:
-    """Whether the model of a network's held-out persons is kept here, and delete it."""
+    """Show whether the model of a network's held-out persons is kept here, or delete it."""
     from site_agent.release.embeddings import EmbeddingStore
 
     planned = desk.plans.plan(study).release.sealed

@@ -180,7 +180,7 @@ def release(
 
 
 def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate, warnings: Sequence[str]) -> VerbAnswer:
-    """What a release would take and cost, without one, and what may stop it."""
+    """Answer of a dry run: time, memory and privacy price of the release, and warnings of what may stop it."""
     from site_agent.release.pipeline import stages
     from site_agent.show import screens
 

@@ -1,1 +1,1 @@
-"""What persons decide: plans, approvals, withdrawals, and the calendar that waits for them."""
+"""Decisions of persons: plans, approvals, withdrawals, and the calendar of waves that depends on them."""

@@ -1,4 +1,4 @@
-"""What approvers sign about themselves and about the persons of studies: who else approves, whose people are whose."""
+"""Registered keys of approvers, and their signed statement that two studies have no person in common."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def registered(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
 def tell_apart(
     desk: Desk, study: str, other: str, *, by: Mapping[str, OpenKey], reason: str, dry_run: bool = False
 ) -> tuple[float, float]:
-    """Sign, as those who approve, that nobody is in both of two studies; the site's total before and after.
+    """Sign, as approvers, that no person is in both of two studies; returns the site's total ε before and after.
 
     Args:
-        by: who signs: as many as a release needs here, and nobody who stands in for another.
+        by: name of each signer to a function that opens the key: as many as a release needs here, deputies not counted.
     Raises: ApprovalRefusal (too few), ParameterError (one study, or one that is not known here; no reason),
         StateRefusal (said already).
     """

@@ -1,7 +1,8 @@
-"""What the agent does unattended, round by round: fetch plans, send what is approved, make what is due.
+"""Unattended rounds of the agent: fetch plans, send what is approved, make due releases, take part in trainings.
 
-The agent never approves by itself. An `AgentRound` makes what is due, puts it in the outbox, uses a standing approval
-that an approver has signed where every limit of it holds, sends what is approved, and says one line about each.
+The agent never approves by itself. An `AgentRound` makes the releases that are due, puts them in the outbox, uses a
+standing approval that an approver has signed if every limit of it holds, sends what is approved, and reports each in
+one line.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class AttendEvent:
 
 
 class RoundSettings(TypedDict):
-    """What a round of the agent works with, beside its desk: see `AgentRound`."""
+    """Settings of one round of the agent: the arguments of `AgentRound` except `desk` and `dry_run`."""
 
     site: Callable[[Egress], WorkingSite]
     agent_version: str

@@ -54,14 +54,14 @@ ATTEMPTS = 5  # a key that is changed while it is copied makes the copy begin an
 
 @dataclass(frozen=True, kw_only=True)
 class SiteBackupFacts:
-    """What a backup says of its site.
+    """Facts about its site that a backup states.
 
     Args:
         site, coordinator: their ids.
         day: ISO date, UTC.
         release_key: public half of the agent's key.
-        entries, head: of the ledger.
-        budgets: what each study was charged, as stated (None where nothing bounds it).
+        entries, head: number of the ledger's last entry, and its hash.
+        budgets: ε that each study was charged, as stated (None where nothing bounds it).
     """
 
     site: str
@@ -145,7 +145,7 @@ class _Moved(Exception):
 
 
 def _in_force(desk: Desk, today: dt.date) -> dict[str, PublicKey]:
-    """Who may approve here today: approvers, and deputies within their days."""
+    """Names and keys of those who may approve here today: approvers, and deputies within their days."""
     found = {}
     for name, key in desk.config.approvers.items():
         with contextlib.suppress(Refusal):
@@ -206,7 +206,8 @@ def _keep(home: Path, path: Path, folder: Path) -> None:
 
 
 def _facts(desk: Desk, day: str) -> SiteBackupFacts:
-    """What there is to say of a home, all of it verified. Raises: IntegrityRefusal, LedgerRefusal, ApprovalRefusal."""
+    """Facts for the backup of a site folder, after verifying it. Raises: IntegrityRefusal, LedgerRefusal,
+    ApprovalRefusal."""
     from site_agent.decide.airlock import overview
     from site_agent.show import export
 

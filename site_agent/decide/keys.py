@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 Openers = Mapping[str, Callable[[], SigningKey]]
-"""Who signs, each with how their key is opened."""
+"""Signers' names, each with the function that opens their key."""
 
 
 @dataclass(frozen=True, kw_only=True)

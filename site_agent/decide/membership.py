@@ -1,7 +1,8 @@
-"""What the leads say of this site: studies granted, leads changed. Verified, noted in the ledger, shown to the steward.
+"""Signed statements of the leads about this site: studies granted, leads changed; verified and noted in the ledger.
 
-Nothing acts by it. A granted study is one more of which the site may fetch a plan; until an approver has approved that
-plan, nothing of it is read, charged or drawn. A study that was taken away stops here at once, whatever else arrives.
+They are shown to the steward and start nothing. A granted study is one more of which the site may fetch a plan; until
+an approver has approved that plan, nothing of it is read, charged or drawn. A study whose grant is withdrawn stops here
+at once, whatever else arrives.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ NOTICES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipNews:
-    """What a look at the coordinator brought.
+    """Changes of membership found in one call to the coordinator.
 
     Args:
-        granted, ungranted: studies that this look brought, or took.
+        granted, ungranted: studies that the site was admitted to, or removed from.
         leads: names of leads who joined or left.
     """
 
@@ -152,7 +153,10 @@ def _deputies(desk: Desk, upto: int) -> dict[str, tuple[str, str]]:
 
 
 def _in_force(desk: Desk, reply: MembershipReply) -> int:
-    """How many of this site's changes of keys the coordinator has in force: those that it shows as they were signed."""
+    """Number of this site's key changes that the coordinator has in force; it shows them as they were signed.
+
+    Raises: LedgerRefusal (it shows more than the ledger has: an old copy), IntegrityRefusal (it shows other changes).
+    """
     own = [envelope.payload for _, envelope in desk.ledger.membership().keys]
     shown = [Envelope.from_bytes(data).payload for data in reply.keys]
     if len(shown) > len(own) and shown[: len(own)] == own:
@@ -184,7 +188,7 @@ def _since(shown: Sequence[Envelope], start: ChainPlace | None, what: str) -> li
 
 
 def _offered(shown: Sequence[Envelope], known: Sequence[Envelope], what: str) -> list[Envelope]:
-    """What is new in a chain that must begin as the one known here; nothing where it is shorter."""
+    """New items of a chain that must begin with the known one; none where it is shorter. Raises: IntegrityRefusal."""
     same = min(len(shown), len(known))
     if [one.payload for one in shown[:same]] != [one.payload for one in known[:same]]:
         raise _another(what)
@@ -200,10 +204,10 @@ def _new(desk: Desk, reply: MembershipReply) -> MembershipNews:
 
 
 def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, Envelope]]:
-    """What the leads have signed and this site has not noted, in an order in which each follows: all verified.
+    """Statements of the leads that this site has not noted, all verified, in an order in which each is valid.
 
-    A grant counts if it is of those who led here at some place from the leads that this site has pinned on: one of
-    somebody who has left since was shown, with what followed, to a site that was away.
+    A grant is valid if it is signed by those who were leads at some point of the chain that begins with the leads
+    pinned here: a site that was away is also shown grants of leads who have left since, and what followed.
     """
     changes = lead_news(desk, [Envelope.from_bytes(data) for data in reply.leads])
     leads, config = own_leads(desk), desk.config

@@ -1,4 +1,4 @@
-"""What a plan means at this site, as plain values: one page of facts for the screen, the local page and the export."""
+"""Facts of a plan at this site, as plain values: one page for the screen, the local page and the export."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
 
 
 def _of_figures(plan: StudyPlan) -> bool:
-    """Whether noisy statistics leave, and no row of anybody."""
+    """True if the plan releases noisy statistics and no person's row."""
     from shared.mechanisms.base import Aggregates
 
     return isinstance(plan.release, Aggregates)
 
 
 def _afterwards(plan: StudyPlan) -> str:
-    """What becomes of the releases, in words."""
+    """Retention of the releases, in words."""
     if plan.retention is None:
         return "the plan does not say until when releases are kept"
     given = plan.retention

@@ -1,12 +1,12 @@
-"""What this site knows to be delivered, held against what the coordinator says of it, and mended where that is free.
+"""Comparison of this site's delivered releases with the coordinator's account, and repairs that need no decision.
 
-A coordinator that was put back from a backup does not know what it accepted since; one that hides a row denies it. The
-site has three witnesses of its own: the ledger (what was delivered, in which order), ``acknowledged.jsonl`` (the
-coordinator's signatures) and ``sealed/`` (the bytes). At each contact `compare` holds the coordinator's answer against
-the first two, and `settle` mends what takes no decision: the ledger's head is proven from where the coordinator is now,
-the same sealed bytes are sent once more, and so is a withdrawal that it has forgotten. Nothing is drawn, signed or
-charged, and the ledger does not move. Once a day `watch` asks for the log's signed head, and for proof that each own
-release stands in it as this site signed it.
+A coordinator restored from a backup does not know what it accepted since then; one that hides a row denies it. The
+site has three records of its own: the ledger (what was delivered, in which order), ``acknowledged.jsonl`` (the
+coordinator's signatures) and ``sealed/`` (the bytes). At each contact `compare` compares the coordinator's answer with
+the first two, and `settle` repairs what needs no decision: it proves the ledger's head from the coordinator's current
+one, and sends again the same sealed bytes and any withdrawal that the coordinator has lost. Nothing is drawn, signed or
+charged, and the ledger gets no entry. Once a day `watch` fetches the log's signed head, and proof that each release of
+this site stands in it as this site signed it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOOK_FILE = "watch.json"
 
 
 class Witnesses(Protocol):
-    """What a site has to hold the coordinator to (`site_agent.desk.Desk`)."""
+    """The site's own records, which the coordinator's account is compared with (`site_agent.desk.Desk`)."""
 
     @property
     def home(self) -> Path: ...  # noqa: D102
@@ -307,7 +307,7 @@ def _note(desk: Witnesses, **seen: Any) -> None:
 
 
 def noted(desk: Witnesses) -> tuple[Discrepancy, ...]:
-    """What is known to differ without asking: answers that are not kept, and what the last comparisons left."""
+    """Differences known without a call: deliveries whose acknowledgement is missing, and those found last time."""
     said = last_look(desk)
     found = {one.release_id: one for one in unacknowledged(desk)}
     with suppress(TypeError, KeyError, AttributeError):  # a file that somebody edited says nothing

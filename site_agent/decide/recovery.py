@@ -1,4 +1,4 @@
-"""What a ledger restored from a backup must count as spent before it may go on.
+"""Charges that a ledger restored from a backup must count as spent before it may go on.
 
 The coordinator knows two things of the time that is missing here: the last head that it witnessed, and the releases
 that it holds. Both are turned into charges that are never too few:
@@ -19,9 +19,9 @@ with the one of this site's own release key, so that a hostile coordinator canno
 can hide some. One ledger takes more on its word: that of a site which joined anew with new keys, and which nobody has
 witnessed yet. It cannot know what its predecessor signed, so every entry that was witnessed counts as if nothing were
 known of it: an invented head makes that more, never less. A hidden release is counted among the draws that nobody can
-name, in every study. Two things nobody can find out here: a last head that is hidden (the ledger is then not known for
-an old copy), and a dearer version that is hidden together with every release made under it. So the versions are shown,
-and the study lead, who signed them, hears of them before the site may go on.
+name, in every study. Two things cannot be detected here: a hidden last head (the ledger then does not look like an old
+copy), and a more expensive plan version hidden together with every release made under it. So the versions are shown,
+and the study lead, who signed them, confirms them before the site may go on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ MISSING_CAP = 100_000
 
 
 class CoordinatorView(Protocol):
-    """What is asked of the coordinator (`site_agent.egress.Egress`)."""
+    """Calls to the coordinator that a recovery makes (`site_agent.egress.Egress`)."""
 
     def fetch_plan(self, study: str) -> Envelope: ...  # noqa: D102
     def holdings(self, study: str) -> Holdings: ...  # noqa: D102
@@ -68,14 +68,14 @@ class CoordinatorView(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """What is missing, and what it is charged as.
+    """Entries missing from a restored ledger, and the charges counted for them.
 
     Args:
         state: ``whole`` (nothing is missing), ``to count``, ``counted`` (the study lead must allow it), ``done``.
         witnessed: the last head that the coordinator has witnessed; None before the first.
         known: number of the last entry that this ledger knows to be anchored.
-        missing: entries between the two.
-        unknown: draws that they can have held beyond the releases that the coordinator holds.
+        missing: number of entries between the two.
+        unknown: most draws that they can have held beyond the releases that the coordinator holds.
         lost: the charges.
         accepted: log place of each release that is known here as well, by id, and that the coordinator accepted.
         fingerprint: of the ledger's head once counted, for the study lead.
@@ -173,7 +173,7 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
 
 
 def _signed_here(ledger: Ledger, answer: Holdings) -> bool:
-    """Whether a key of this ledger has signed exactly the last witnessed head."""
+    """True if a release key of this ledger has signed exactly the last witnessed head."""
     try:
         envelope = Envelope.from_bytes(answer.anchor)
         head = AnchorHead.from_bytes(envelope.require(ANCHOR_TYPE, _release_key(ledger)))

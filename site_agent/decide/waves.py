@@ -130,13 +130,13 @@ def due(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> Wave | None:
 
 
 def cost(plan: StudyPlan, events: Sequence[Any]) -> PlanTotals:
-    """What waves of a plan cost, by Rényi composition or the pure sum.
+    """Total ε after each wave of a plan: the smaller of Rényi composition and the sum of pure ε.
 
     A person is drawn in every wave under ``refresh``, and in one at most under ``append`` and ``frozen``. A training
-    that the plan asks for comes before them, and is charged to everybody.
+    that the plan asks for comes before the waves, and is charged to everybody.
 
     Args:
-        events: what each wave is charged as (`shared.releases.receipt.planned_events`).
+        events: the event that each wave is charged as (`shared.releases.receipt.planned_events`).
     """
     from shared.privacy import accountant as privacy
     from shared.privacy.composition import Charge, StudyCharges

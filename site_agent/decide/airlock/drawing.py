@@ -48,10 +48,10 @@ class DrawnRelease:
 
 
 def wanted(desk: Desk, study: str, *, wave: int, by: str | None, agent_version: str, today: dt.date) -> WantedRelease:
-    """What `draw` would make.
+    """The release that `draw` would make.
 
     Args:
-        wave: of the plan; 0 for the one that is due.
+        wave: number of the wave; 0 for the one that is due.
         by: the approver who has it made; None for the agent.
     Raises: PausedRefusal, ApprovalRefusal, StateRefusal (no wave is due), PlanRefusal and its kinds.
     """

@@ -1,4 +1,4 @@
-"""What an approver is shown: a release against its plan and its predecessors, the ledger's history and totals."""
+"""Views for an approver: a release beside its plan and earlier releases, the ledger's history and totals."""
 
 from __future__ import annotations
 

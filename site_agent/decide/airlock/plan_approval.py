@@ -33,7 +33,7 @@ class Asking:
 
 
 def asks_tick(plan: StudyPlan) -> bool:
-    """Whether its approver must say that what is not covered was read."""
+    """True if the approver must confirm having read what the plan's guarantee does not cover."""
     from shared.releases.receipt import LEAVES_PERSONS_OPEN
 
     return plan.posture in LEAVES_PERSONS_OPEN

@@ -1,4 +1,4 @@
-"""What every decision shares: the opened key of a registered person, and the coordinator as a witness."""
+"""Common steps of every decision: opening the key of a registered person, and witnessing by the coordinator."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def author_must_differ(desk: Desk, plan: StudyPlan) -> bool:
 
 @dataclass(frozen=True)
 class Approver:
-    """Who decides: a name, and what opens their key, called only when a signature is needed."""
+    """A person who decides: name, and a function that opens their key, called only when a signature is needed."""
 
     name: str
     open_key: Callable[[], SigningKey]
 
     @classmethod
     def at(cls, desk: Desk, name: str, *, beside: Iterable[str] = ()) -> Approver:
-        """Who types their passphrase at this desk; `beside` as of `Desk.approver`."""
+        """The approver who enters a passphrase at this desk; `beside`: see `Desk.approver`."""
         return cls(name, lambda: desk.approver(name, beside=beside))
 
     def key(self, desk: Desk) -> SigningKey:

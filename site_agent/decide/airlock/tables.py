@@ -59,13 +59,13 @@ class TableFound:
 
 
 def placed(path: Path, table: str, *, encoding: str | None, delimiter: str | None, database: str) -> dict[str, Any]:
-    """Where a file lies and how it is read, of what was said and of what the file tells; for `TableSource`.
+    """Path of a data file and the options to read it with, for `TableSource`; options not given are detected.
 
     Args:
         path: the file; ``~`` is the home folder.
-        table: of a database or workbook, the table or sheet; blank where there is one.
-        encoding, delimiter: of a text file; what its first bytes look like when None. ``\\t`` is a tab.
-        database: address of the database that a file of SQL is asked of; left out for any other file.
+        table: table or sheet of a database or workbook; blank where there is only one.
+        encoding, delimiter: of a text file; detected from its first bytes where None. ``\\t`` is a tab.
+        database: address of the database that the statement of an .sql file is run on; dropped for any other file.
     Returns: the fields ``path`` (absolute), ``encoding``, ``delimiter``, ``table`` and ``database``.
     """
     from site_agent.records import table as records

@@ -23,7 +23,7 @@ __all__ = ["JoiningState", "ask", "intended", "invitation_of", "make"]
 
 @dataclass(frozen=True, kw_only=True)
 class JoiningState:
-    """Where a site stands with its coordinator.
+    """State of a site's request to join its coordinator.
 
     Args:
         state: ``joined``, ``waiting`` for the study lead, or ``would ask`` of a dry run.

@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class RenewingSite(Protocol):
-    """What of a site renews its certificate (`site_agent.desk.Desk`)."""
+    """The parts of a site that a certificate renewal uses (`site_agent.desk.Desk`)."""
 
     @property
     def home(self) -> Path: ...
