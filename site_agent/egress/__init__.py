@@ -235,7 +235,7 @@ class Egress:
         return self._ask("Limits", LimitsRequest())
 
     def clock(self, site: str, key: SigningKey, now: Callable[[], dt.datetime] = utc_now) -> ClockOffset:
-        """How far this machine's clock is from the coordinator's, which signs what it says; it is told ours.
+        """Offset of this machine's clock from the coordinator's signed reading; the call sends this machine's time.
 
         Args:
             key: this site's release key.

@@ -52,12 +52,12 @@ UNCARRIED = {
 
 @dataclass(frozen=True, kw_only=True)
 class TakenPostBox:
-    """What a post-box brought.
+    """Answers to this site's calls that a post-box has brought.
 
     Args:
         number, day: of the post-box.
-        answered: methods of this site's calls that it answers, with the code of each refusal or blank.
-        waiting: methods of the calls that are still without an answer.
+        answered: (method, refusal code or blank) of each call of this site that it answers.
+        waiting: methods of the calls that have no answer yet.
         new: whether it was not taken before.
         heads: signed heads of the ledger that it acknowledges; `Egress.anchor` verifies and keeps each.
     """
@@ -286,7 +286,7 @@ class Courier:
 
     @contextmanager
     def _state(self, *, write: bool = True) -> Iterator[dict[str, Any]]:
-        """What is asked and answered, held against other commands; written when it has changed, also on a refusal."""
+        """Calls and answers in ``state.json``, under a lock; written back if changed, after an exception too."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / "state.json"
         with (self.folder / "lock").open("a") as among:

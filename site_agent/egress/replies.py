@@ -176,7 +176,7 @@ class AcknowledgedReplies:
         return open_order(reply.envelope, reply.content, self._key)
 
     def reading(self, envelope: Envelope, question: ClockReading) -> ClockReading:
-        """What the pinned coordinator's clock said to `question`. Raises: SignatureRefusal, IntegrityRefusal, …"""
+        """The coordinator's clock reading in reply to `question`. Raises: SignatureRefusal, IntegrityRefusal, …"""
         return open_reading(envelope, self._key, question=question)
 
     def checkpoint(self) -> tuple[int, str] | None:

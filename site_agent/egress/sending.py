@@ -1,4 +1,4 @@
-"""How a site's calls are made, and what they are held to before a byte leaves."""
+"""Settings of a site's calls: timeouts and retries, and the rules checked before a byte is sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Retries", "RetryPolicy", "SendingRules"]
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How long an answer is waited for, and how often a call is made that finds no connection.
+    """Timeout of a call, and number of attempts when no connection is made.
 
     Args:
-        timeout: seconds for one short call; an upload is given more by its size.
-        attempts: how often a call is tried before it is given up.
-        sleep: waits so many seconds between attempts; a test's may return at once.
+        timeout: seconds for one short call; an upload gets more, by its size.
+        attempts: most attempts of a call.
+        sleep: waits the given seconds between attempts; a test's may return at once.
     """
 
     timeout: float = 30.0
@@ -26,7 +26,7 @@ class RetryPolicy:
 
 
 class Retries(TypedDict, total=False):
-    """What one opening of the door may have otherwise than `RetryPolicy` has it."""
+    """Overrides of `RetryPolicy` for one connection."""
 
     timeout: float
     attempts: int
@@ -34,13 +34,13 @@ class Retries(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class SendingRules:
-    """What is asked before each attempt to send, and before each piece of a bundle.
+    """Rules checked before each attempt to send, and before each piece of a bundle.
 
     Args:
         paused: whether the steward has paused the site.
-        allowed: refuses what must not be sent any more (the plan's approval was taken back).
-        sealed: SHA-256 of the answer that the ledger names for a training's plan and round; blank for none. No other
-            answer leaves. None: any answer that is signed.
+        allowed: raises a refusal if sending is no longer allowed (the plan's approval was revoked).
+        sealed: SHA-256 of the answer that the ledger names for a training's plan hash and round; blank for none. No
+            other answer is sent. None: any signed answer.
     """
 
     paused: Callable[[], bool] = lambda: False

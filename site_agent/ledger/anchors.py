@@ -1,4 +1,4 @@
-"""What the coordinator has witnessed of a ledger: the proof that its head grew, and the charges of one put back."""
+"""Heads of a ledger witnessed by the coordinator: proof that the head grew, and charges of a ledger restored."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def links(book: Book, after: int) -> list[str]:
 
 
 def holds_head(book: Book, receipt: AnchoredHead) -> bool:
-    """Whether a witnessed head is one of this ledger's: nothing that was witnessed is missing here."""
+    """True if a witnessed head is one of this ledger's entries: no witnessed entry is missing here."""
     return agrees(book.entries, receipt)
 
 
 def recoveries(book: Book) -> int:
-    """How often this ledger has counted lost charges."""
+    """Number of times this ledger has counted lost charges."""
     return sum(entry.kind == "recovered" for entry in book.entries)
 
 

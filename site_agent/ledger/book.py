@@ -197,7 +197,7 @@ class Ledger(Chain):
     told_apart = reading(members.told_apart)
 
     def folder(self, hold: Hold) -> Path:
-        """Where the files of a release lie."""
+        """Folder of a release's files."""
         return folder_of(self.path, hold)
 
     def tag_proof(self, study: str) -> bytes:
@@ -205,5 +205,5 @@ class Ledger(Chain):
         return tag_proof(self.tagger, self.site, study)
 
     def tag(self, study: str) -> str:
-        """What marks an entry as being about `study`; of other studies than those that are told it tells nothing."""
+        """Tag that marks an entry as being about `study`; without `tag_proof` it does not reveal which study."""
         return sha256_hex(self.tag_proof(study))

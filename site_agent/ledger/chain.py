@@ -75,7 +75,7 @@ class Chain:
     """
 
     keyless = False
-    """Whether the key that signed the last entry is lost."""
+    """True if the private key that signed the last entry is lost."""
 
     def __init__(self, path: Path, signer: SigningKey, *, site: str, tagger: SigningKey | None = None) -> None:
         self.path, self.signer, self.site = path, signer, site
@@ -251,7 +251,10 @@ class Chain:
             self.checked_path.write_bytes(Envelope.sign(CHECKED_TYPE, payload, [self.signer]).to_bytes())
 
     def _opened(self, book: Book, head: Envelope) -> tuple[int, str]:
-        """What a head file says, if a release key of this ledger signed it: it may lag behind a change of that key."""
+        """(number, hash) of the entry that a head file names, if a release key of this ledger has signed it.
+
+        The file may lag behind a change of the key. Raises: LedgerRefusal.
+        """
         keys = {key.key_id: key for _, key in book.membership.release}
         try:
             body = parse_json(head.require(HEAD_TYPE, keys))
@@ -328,7 +331,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:
-    """What a verb of a `Book` returns, asked of the ledger: one transaction that writes nothing."""
+    """Make a function of a `Book` a method of the ledger: it runs in one transaction that writes nothing."""
 
     @functools.wraps(verb)
     def asked(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -339,7 +342,7 @@ def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Cha
 
 
 def writing(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:
-    """The same of a verb that may append entries: they are committed together, or none is."""
+    """The same for a function that may append entries: all are committed together, or none is."""
 
     @functools.wraps(verb)
     def done(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:

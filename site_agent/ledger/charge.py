@@ -1,4 +1,4 @@
-"""What a site has been charged: totals of a study and of all, the caps they are held against, the bank statement.
+"""Charges of a site: totals of one study and of all, the caps on them, and the statement of every charge.
 
 A total is that of the worst class of persons (`shared.privacy.composition`); every hold counts, whatever its state.
 """
@@ -37,17 +37,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a study, or the whole site, has been charged at one δ, for the persons who were charged most.
+    """Total ε charged to a study, or to the whole site, at one δ, for the class of persons charged most.
 
     Args:
-        epsilon: the total that the cap is held against: Rényi curves added, or the pure sum where that is less.
+        epsilon: the total that the cap applies to: ε of the summed Rényi curves, or Σ of pure ε where that is less.
         shown: the exact ε while there is one release, else `epsilon`.
         cap: the cap of the latest reservation; None before the first.
-        releases: charges, burnt ones included.
-        burnt: charges that bought nothing.
-        open: releases without a formal guarantee: they are in no total.
-        open_words: what people read in the place of their price; blank where there are none.
-        given: what the total takes as given; blank for nothing.
+        releases: number of charges, burnt ones included.
+        burnt: number of charges whose release was burnt.
+        open: number of releases without a formal guarantee, which no total contains.
+        open_words: text shown in place of their price; blank where there are none.
+        given: condition under which the total holds (`epsilon_given`); blank for none.
     """
 
     study: str
@@ -63,7 +63,7 @@ class Spent:
 
     @property
     def stated(self) -> float | None:
-        """`epsilon` as people may be shown it: None where no charge is in it, for it would be 0."""
+        """`epsilon` for display: None if no release has a formal guarantee, where it would be 0."""
         return None if 0 < self.releases == self.open else self.epsilon
 
 
@@ -100,7 +100,7 @@ class StatementLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """What one release, or one training by all sites, is to be charged, and the caps that hold over it.
+    """Charge requested for one release, or for one training by all sites, and the caps that apply to it.
 
     Args:
         release_id: letters, digits, - and _, at most 64; never used before. When an open hold is returned it
@@ -108,15 +108,15 @@ class Reservation:
         event: canonical form of a `shared.privacy.accountant` event.
         delta: the study's δ.
         cap_epsilon: most ε the study may be charged at `delta`.
-        touches: ``new`` promises that nobody is touched whom a release of the study has touched before;
-            `start_drawing` holds it to that.
-        uncovered: what the guarantee leaves out, in words; listed on the statement, never added up.
+        touches: ``new`` promises that the release touches no person whom a release of the study has touched before;
+            `start_drawing` enforces it.
+        uncovered: what the guarantee does not cover, in words; listed on the statement, never added up.
         site_cap_epsilon: most ε that all studies of the site may be charged, or None.
         site_delta: the δ of that; `delta` where it is None.
         carry: take over the undrawn reservation of an earlier wave of the study, if there is one at the same
             price, instead of charging another.
-        rounds: of a training that the sites run together, which has wave 0; `event` is then that of all of them.
-        follow: rounds that follow the delivery of a release; `event` is then that of the release and of all of them.
+        rounds: number of rounds of a training by all sites, which has wave 0; `event` then covers all of them.
+        follow: number of rounds that follow the delivery of a release; `event` then covers the release and all rounds.
     Raises: ParameterError.
     """
 
@@ -273,13 +273,13 @@ def _total(book: Book, study: str | None, delta: float) -> float:
 
 
 def study_total(book: Book, study: str, delta: float) -> Spent:
-    """What `study` has been charged so far, at `delta`: every hold counts, whatever its state.
+    """Total charged to `study` so far, at `delta`: every hold counts, whatever its state.
 
-    Raises: IntegrityRefusal, when a list of persons is lost or was edited.
+    Raises: IntegrityRefusal (a list of persons is lost or was edited).
     """
     found = book.of(study)
     total = shown = charges_of(book, study).total(delta)
-    # Of a lost draw (wave 0) nobody knows which event it was: its curve is that of several.
+    # The event of a lost draw (wave 0) is unknown: its curve is the maximum over several.
     if len(found) == 1 and (found[0].wave or found[0].rounds):
         from shared.privacy import accountant as privacy
 
@@ -365,9 +365,9 @@ def statement(book: Book, study: str | None = None) -> list[StatementLine]:
 
 
 def _given(holds: Iterable[Hold]) -> str:
-    """What a total of these charges takes as given: all that any of them does.
+    """Conditions under which the total of these charges holds: the union of their own; blank for none.
 
-    Not a flow whose training by several sites is among them: it was charged to everybody.
+    A flow trained by several sites is no condition where its training is among these charges, made to everybody.
     """
     holds = tuple(holds)
     trained = {hold.study for hold in holds if hold.rounds}

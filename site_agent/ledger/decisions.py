@@ -1,4 +1,4 @@
-"""What persons decide, each in an entry: releases, plans, approvals in advance, the switch, leaving a study."""
+"""Decisions of persons, each an entry: on releases, plans, standing approvals, the pause, leaving a study."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def revoke_plan(
 
 
 def plan_revoked(book: Book, study: str, version: int) -> bool:
-    """Whether the approval of this version was taken back, and not given again since."""
+    """True if the approval of this version was revoked, and not given again since."""
     return book.revoked.get(study) == version
 
 
@@ -302,7 +302,7 @@ def resume(book: Book, *, name: str, reason: str, key: SigningKey | None = None)
 
 
 def paused(book: Book) -> bool:
-    """Whether the last word on it was a pause."""
+    """True if the site is paused: the latest of its *paused* and *resumed* entries is *paused*."""
     return book.paused
 
 

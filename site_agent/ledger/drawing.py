@@ -135,12 +135,12 @@ def _start(
 
 @dataclass(frozen=True, kw_only=True)
 class SealTerms:
-    """What is bound to the charge beside the digest of a bundle.
+    """Facts that the seal entry binds to the charge, beside the digest of the bundle.
 
     Args:
-        bundle_bytes, receipt_sha256, plan_version, recipient: what the release statement will say.
-        approvals: approvers who must sign it.
-        files: SHA-256 of each file that was put beside the bundle and stays here, by name.
+        bundle_bytes, receipt_sha256, plan_version, recipient: as the release statement will state them.
+        approvals: number of approvers who must sign it.
+        files: SHA-256 of each file that is stored beside the bundle and stays at the site, by name.
         author: who had it made.
         author_apart: whether the author must not approve it.
     """

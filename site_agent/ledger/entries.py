@@ -103,13 +103,13 @@ class Entry:
 
 
 def signed_part(body: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry's body as others may see it: its counts of records, which are salted, by their digest, and no tags."""
+    """An entry's body as outsiders may see it: the salted counts of records replaced by their digest, without tags."""
     shown = {name: value for name, value in body.items() if name != "tags"}
     return {**shown, "kept": sha256_hex(canonical_json(body["kept"]))} if "kept" in body else shown
 
 
 def signed_digest(time: str, kind: str, body: Mapping[str, Any]) -> str:
-    """What stands for time, kind and body of an entry where it is not told; its salt keeps it from being guessed."""
+    """SHA-256 that replaces time, kind and body of an entry not disclosed; the body's salt prevents guessing it."""
     return sha256_hex(canonical_json({"time": time, "kind": kind, "body": signed_part(body)}))
 
 
@@ -139,7 +139,7 @@ def decision_message(site: str, kind: str, previous: str, body: Mapping[str, Any
 
 
 def decided_by(site: str, entry: Entry, signers: Mapping[str, Collection[PublicKey]]) -> bool:
-    """Whether all whom an entry names have signed it, with keys that are or were registered for them."""
+    """True if every person that an entry names has signed it, with a key that is or was registered for that person."""
     message = decision_message(site, entry.kind, entry.previous, entry.body)
 
     def signed(one: Mapping[str, Any]) -> bool:
@@ -181,7 +181,7 @@ def last_witnessed(entries: Sequence[Entry]) -> int:
 
 
 def agrees(entries: Sequence[Entry], receipt: AnchoredHead) -> bool:
-    """Whether a witnessed head is one of these entries."""
+    """True if a witnessed head is one of these entries: same number, same hash."""
     return 1 <= receipt.seq <= len(entries) and entries[receipt.seq - 1].hash == receipt.head
 
 
@@ -227,7 +227,7 @@ class CheckedSignatures:
         return cls(entries=len(entries), sha256=digest.hexdigest())
 
     def covers(self, entries: Sequence[Entry]) -> bool:
-        """Whether the first of `entries`, whose chain was checked, are those."""
+        """True if `entries`, whose hash chain was checked, begin with the entries whose signatures were verified."""
         return 0 < self.entries <= len(entries) and self.of(entries[: self.entries]) == self
 
 
@@ -270,9 +270,9 @@ class _Copy:
         return False
 
     def same(self, connection: sqlite3.Connection, count: int) -> int:
-        """How many of the first `count` rows a ledger has as they are here, before one that it has otherwise."""
+        """Length of the common prefix, at most `count` rows, of this copy and the ledger on disk."""
         if connection.execute("SELECT sql FROM main.sqlite_master WHERE name = 'entries'").fetchall() != [(TABLE,)]:
-            return 0  # another table may hold further rows among these: one that has lost its key
+            return 0  # another table may hold further rows among these: one without the primary key
         if self.name not in {name for _, name, _ in connection.execute("PRAGMA database_list")}:
             connection.execute(f"ATTACH 'file:/{self.name}?vfs=memdb&mode=ro' AS {self.name}")
         # The plus: as the values are, whatever the ledger's own table says that they are compared by.
@@ -362,7 +362,7 @@ def read_entries(rows: list[Row], cached: bool = True) -> list[Entry]:
 
 
 def _common(before: Sequence[Row], rows: Sequence[Row]) -> int:
-    """How many rows at the beginning of both are the same."""
+    """Length of the common prefix of both."""
     differs = (k for k, (old, new) in enumerate(zip(before, rows, strict=False)) if old != new)
     return next(differs, min(len(before), len(rows)))
 

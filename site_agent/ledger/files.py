@@ -165,7 +165,11 @@ def listed(path: Path, digest: str, what: str) -> frozenset[str]:
 
 
 def sealed_answer(path: Path, digest: str, what: str) -> bytes:
-    """What a site answered in a round (`what`, in words), if it is what the ledger sealed. Raises: IntegrityRefusal."""
+    """The site's sealed answer in a round, checked against its digest in the ledger. Raises: IntegrityRefusal.
+
+    Args:
+        what: the round, in words.
+    """
     content = path.read_bytes() if path.exists() else b""
     if sha256_hex(content) != digest:
         raise IntegrityRefusal(

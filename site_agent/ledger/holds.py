@@ -1,10 +1,10 @@
-"""What the ledger's entries amount to: each charge, whom it may touch, and what became of it.
+"""Charges derived from the ledger's entries: the persons that each may touch, and its state.
 
 A `Hold` is one charge. Nothing here is stored: `fold` derives every hold from the entries, one by one, and refuses an
-entry that may not stand where it stands. Whom a release touches is told three times, each time more exactly: at
-*reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
-pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that say which released
-row is whose and which flow drew it.
+entry that is invalid at its place. The persons whom a release touches are recorded three times, each time more exactly:
+at *reserve* it is everybody, or the persons no earlier release has touched; the *drawing* entry binds the list of
+pseudonyms by its digest and count, before any noise exists; the *seal* entry binds the files that map each released
+row to its person, and the flow that drew it.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Hold:
 
     @property
     def given(self) -> str:
-        """What its price takes as given, or what nothing bounds where it has none (`shared.privacy.stated`)."""
+        """Condition under which its ε holds, or what is unbounded if it has no ε (`shared.privacy.stated`)."""
         if any(line.startswith((TRAINED_APART, CHARGED_EARLIER)) for line in self.uncovered):
             return CHARGED_BEFORE
         local = any(line.startswith(FITTED_ON_THE_ROWS) for line in self.uncovered)
@@ -252,7 +252,7 @@ class Hold:
 
     @property
     def given_in_total(self) -> str:
-        """What a total of the study's charges takes as given for this one: not a flow that one of them was charged."""
+        """Condition under which its share of the study's total ε holds; blank if that includes its flow's training."""
         return "" if any(line.startswith(CHARGED_EARLIER) for line in self.uncovered) else self.given
 
     @property
@@ -266,7 +266,7 @@ class Hold:
 
     @property
     def may_be_out(self) -> bool:
-        """Whether its rows have left the site, still may, or may have: burning what was approved calls nothing back."""
+        """True if its rows have left the site, may have, or still may: burning an approved release recalls nothing."""
         return bool(self.bundle_sha256) and (self.phase != "burnt" or self.left)
 
 
@@ -302,12 +302,12 @@ class Lost:
 
 
 def price_of(event: Mapping[str, Any], delta: float, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """What an event costs, as an entry keeps it. Raises: UnknownEvent.
+    """Price of an event, in the form of a ledger entry. Raises: UnknownEvent.
 
     Args:
-        others: events of which it may have been one instead: the price is then the largest at each order, the largest
-            pure ε if all have one, and the largest ε at `delta`, each of which bounds whichever it was. An event
-            without a guarantee has none of them, and its ε is null.
+        others: further events, if it is unknown which one took place: the price is then the largest Rényi ε at each
+            order, the largest pure ε if all have one, and the largest ε at `delta`, which bound each of them. An event
+            without a guarantee adds nothing to the first two, and makes the ε null.
     """
     import numpy as np
 
@@ -582,6 +582,6 @@ def require_word(text: str, name: str) -> None:
 
 
 def folder_of(ledger: Path, hold: Hold) -> Path:
-    """Where the files of a release lie, beside the ledger at this path."""
+    """Folder of a release's files, beside the ledger at this path."""
     # Release ids in the ledger are plain words, so that none of them can lead out of the folder.
     return ledger.parent / "sealed" / hold.release_id

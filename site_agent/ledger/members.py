@@ -31,7 +31,7 @@ __all__ = [
 
 
 def membership(book: Book) -> Membership:
-    """Who takes part, by all entries."""
+    """Studies, leads, keys and separations of persons after all entries."""
     return book.membership
 
 

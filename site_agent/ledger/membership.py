@@ -1,7 +1,7 @@
-"""What the ledger's entries say of who takes part: studies granted, leads, keys of this site, persons told apart.
+"""Membership as derived from the ledger's entries: studies granted, leads, keys of this site, persons kept apart.
 
-Nothing here is stored: `folded` derives it from the entries. Which key has signed an entry follows from it: the first
-one from the genesis on, and each later one from the entry that holds its change on, which is the first that it signs.
+Nothing here is stored: `folded` derives it from the entries. It also determines the key that must sign each entry: the
+first key from the genesis on, each later one from the entry of its change on, which is the first that it signs.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ KINDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Who takes part, up to one entry.
+    """Membership of a site up to one entry.
 
     Args:
-        grants: of further studies, and their ends, oldest first.
+        grants: grants of further studies, and their withdrawals, oldest first.
         leads: changes of leads that this site has followed.
         keys: changes of this site's keys and approvers.
-        acknowledged: how many of those the coordinator has in force.
+        acknowledged: number of those that the coordinator has in force.
         release: (first entry that it signs, key) of each release key, oldest first.
         tags: (first entry, key) of each key that makes the tags of studies.
-        apart: pairs of (study, tag of another) whose persons an approver has told apart.
-        authorities: those of the coordinator that took another's place without its word, as this site pinned them.
+        apart: pairs of (study, tag of another) that approvers have declared to have no person in common.
+        authorities: replacements of the coordinator's authority without the old one's signature, as pinned here.
     """
 
     grants: tuple[tuple[Grant, Envelope], ...] = ()

@@ -1,8 +1,8 @@
-"""Whom the releases of a study touch: lists of pseudonyms beside the ledger, bound by their digests in it.
+"""Persons whom the releases of a study touch: lists of pseudonyms beside the ledger, which holds their digests.
 
-A release of new persons must hold nobody of an earlier one; who trains and who is released stay apart; and a person who
-withdrew is known again. Persons are told apart by a *space* (column, mapping, format, key): lists of two spaces are
-never compared.
+A release of new persons must contain nobody of an earlier one; persons who train and persons who are released stay
+disjoint; and a person who withdrew is recognised. Pseudonyms belong to a *space* (column, mapping, format, key): lists
+of two spaces are never compared.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def require_same_persons(book: Book, hold: Hold, space: str, *, roles: bool = Fa
 
 
 def still_present(book: Book, hold: Hold, persons: Collection[str]) -> tuple[int, int]:
-    """How many persons of the study's earlier releases a table has, and how many there are.
+    """Number of persons of the study's earlier releases who are in a table, and number of all of them.
 
-    Those count who were released or trained; not those who withdrew, nor of releases that never left.
+    Persons released or trained on count; those who withdrew, and those of releases that never left, do not.
 
     Args:
         persons: pseudonyms of everybody in the table.
@@ -207,9 +207,9 @@ def require_roles_kept(
 
 
 def as_written(book: Book, study: str) -> bool:
-    """Whether a study's pseudonyms are of identifiers as they are written, and not of normalised ones.
+    """True if a study's pseudonyms are of identifiers as written in the file, not of normalised ones.
 
-    So they are, for good, where the first were made before identifiers were normalised
+    This stays so if its first pseudonyms were made before identifiers were normalised
     (`site_agent.records.identifiers`): otherwise everybody would look new.
     """
     spaces = [hold.space for hold in book.of(study) if hold.space]
@@ -217,7 +217,7 @@ def as_written(book: Book, study: str) -> bool:
 
 
 def taken(book: Book, hold: Hold) -> frozenset[str]:
-    """Whom a release of new persons must not touch: see `shared.privacy.composition`. Raises: IntegrityRefusal."""
+    """Pseudonyms barred from a release of new persons (`shared.privacy.composition`). Raises: IntegrityRefusal."""
     hold = book.hold(hold.release_id)
     shared = beside(book, hold)
     found = [persons_of(book, other) for other in book.of(hold.study) if other.release_id not in shared]
@@ -242,9 +242,10 @@ def persons_withdrawn(book: Book, study: str) -> frozenset[str]:
 
 
 def beside(book: Book, hold: Hold) -> set[str]:
-    """Whose persons a release of new persons may draw: of those burnt before it was reserved, and of trainings.
+    """Ids of the charges whose persons a release of new persons may draw.
 
-    Who trained is charged for it and was released by it to nobody.
+    They are trainings, and releases that were burnt or rejected before this one was reserved.
+    A training charges its persons, and releases none of them.
     """
     return {
         other.release_id

@@ -1,7 +1,7 @@
-"""What the entries of a ledger amount to, inside one transaction: holds, plans, standing approvals, the switch.
+"""State of a ledger, derived from its entries inside one transaction: holds, plans, standing approvals, the pause.
 
-Everything here is derived from the entries by `Book._fold`; only `Book.append` writes, one entry at a time, and folds
-it before it is written, so that what may not follow is refused.
+`Book._fold` derives it entry by entry. Only `Book.append` writes, one entry at a time, and folds the entry before it
+is written, so that an invalid one is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Book:
                 _FOLDED.pop(next(iter(_FOLDED)), None)
 
     def _state(self) -> dict[str, Any]:
-        """What the entries amount to, in containers of its own; what is in them never changes."""
+        """Copy of the state that the entries give: its containers are new, their items immutable."""
         return {name: copy.copy(getattr(self, name)) for name in _STATE}
 
     def _remembered(self) -> int:
@@ -226,7 +226,7 @@ class Book:
         self.entries.append(entry)
 
     def _tags(self, body: Mapping[str, Any]) -> list[str]:
-        """Which studies an entry is about; none where it is about the whole site."""
+        """Tags of the studies that an entry is about; none if it is about the whole site."""
         studies = (
             {str(body["study"])} if "study" in body else {str(charge["study"]) for charge in body.get("charges", ())}
         )
