@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["DISTRIBUTION", "software_version"]
 
 DISTRIBUTION = "tributary-meta"
-"""What pip installs: `tributary` on the public index is another project."""
+"""Name of the distribution that pip installs; `tributary` on the public index is another project."""
 
 
 def software_version() -> str:

@@ -63,7 +63,7 @@ PLACING = "placing"
 
 @dataclass(frozen=True, kw_only=True)
 class BackupHeader:
-    """What the first line of a backup says to anybody.
+    """First line of a backup, in clear: its origin, and who can open it.
 
     Args:
         side: ``coordinator`` or ``site``.

@@ -138,7 +138,7 @@ def clear_pem(pem: str, name: str) -> str:
 
 
 def key_state(data: bytes) -> Literal["", "not encrypted", "encrypted", "in a token"]:
-    """How a file holds its private keys: one in the clear counts before all others. Blank where it holds none.
+    """Protection of the private keys in a file; ``not encrypted`` if any of them is in clear, blank without a key.
 
     >>> key_state(b"pkcs11:token=site;object=release"), key_state(b"-----BEGIN CERTIFICATE-----")
     ('in a token', '')
@@ -221,7 +221,7 @@ def _token_uri(uri: str) -> dict[str, str]:
 
 
 def _in_token(uri: str, work: Callable[[Any], Any]) -> Any:
-    """What `work` makes of the token's private key. Raises: StorageRefusal, StateRefusal."""
+    """Result of `work` on the token's private key, in a session of the token. Raises: StorageRefusal, StateRefusal."""
     require("pkcs11")
     import pkcs11
 
@@ -273,7 +273,7 @@ def _token_kinds() -> tuple[Any, Any]:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
 
     class TokenKey:
-        """What a key in a token can do: nothing of it can be read."""
+        """Private key that stays in its PKCS#11 token: it has a public key, and its private bytes cannot be read."""
 
         def __init__(self, uri: str, public: Any) -> None:
             self.token_uri, self._public = uri, public

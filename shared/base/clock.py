@@ -16,7 +16,10 @@ can set the clock; `doctor` says so on either side."""
 
 
 def utc_now() -> dt.datetime:
-    """What this machine's clock says, in UTC. Raises: UsageRefusal (`CLOCK_VARIABLE` names no such file)."""
+    """Current time of this machine, in UTC, shifted by the seconds in the file that `CLOCK_VARIABLE` names, if any.
+
+    Raises: UsageRefusal (it names no such file).
+    """
     now, shifted = dt.datetime.now(dt.UTC), os.environ.get(CLOCK_VARIABLE)
     if not shifted:
         return now

@@ -1,4 +1,4 @@
-"""What makes a file whole, and stay so after a power cut: written under a name of its own, flushed, then renamed."""
+"""Atomic and durable file writes: written under a temporary name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 

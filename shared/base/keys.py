@@ -53,7 +53,7 @@ ENVELOPE_CAP = 4 << 20
 PASSPHRASE_LETTERS = 12
 """Fewest characters of a new passphrase."""
 COST = KeyCost(n=1 << 17, r=8, p=2)
-"""What one guess at a passphrase costs: 128 MB and about 0.6 s of a core. Only tests put another in its place."""
+"""Scrypt's cost of one guess at a passphrase: 128 MB and about 0.6 s of a core. Only tests set a lower one."""
 
 
 @dataclass(frozen=True)

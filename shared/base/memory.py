@@ -1,4 +1,4 @@
-"""What memory and processors there are for this process, and what the C library does with memory that was freed."""
+"""Memory and processors available to this process, and how the C library's allocator treats freed memory."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _WIDTH = 63
 """Leading bits of a uniform deviate that are drawn at once; more are drawn only where these do not decide."""
 MAX_RATIO = 2.0**40
 _forks = 0
-"""How often what this process is a copy of was forked: a process's number may have been an ancestor's."""
+"""Forks between the first process and this one. A process id alone may have belonged to an ancestor."""
 
 
 def _count_fork() -> None:

@@ -160,9 +160,9 @@ class Estimate:
 
     @property
     def sandwich_ratio(self) -> float:
-        """How many times the table's own variance its rows' influences have; 1 where that is no more than by chance.
+        """Ratio of the sandwich variance to the model's variance (`naive`); 1 where the excess may be chance.
 
-        Above 1 the rows vary more than the question's model says: counts with a long tail, effects that bend.
+        Above 1 the rows vary more than the model predicts: counts with a long tail, nonlinear effects.
         """
         own = self.naive
         found = self.vi_sandwich / own if own and self.vi_sandwich else 1.0
@@ -170,7 +170,7 @@ class Estimate:
 
 
 class Origin(TypedDict, total=False):
-    """Where a table came from: copied onto every `Estimate` that is made of it."""
+    """Provenance of a table, copied onto every `Estimate` that is made from it."""
 
     study: str
     site: str

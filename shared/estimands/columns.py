@@ -99,7 +99,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class TableCell:
-    """What one number of a Table 1 is of; its `label` is the term of the estimate, and `read` takes it apart.
+    """Cell of a Table 1: its statistic, column, level and group. `label` is the term of its estimate; `read` parses it.
 
     Args:
         statistic: one of `STATISTICS`.

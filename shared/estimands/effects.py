@@ -1,12 +1,12 @@
-"""What an estimate is called, and how it is read: its effect measure, its words, the way back from the analysis scale.
+"""Presentation of an estimate: its effect measure, its label in words, the transformation from the analysis scale.
 
 Estimates are pooled on a scale on which their errors are nearly normal. People read the odds ratio and not its
-logarithm, the share and not its log odds; so whatever prints an estimate takes it back by `shown`, and names what it is
-by `effect_name`. An axis, a heading of standard errors and a file keep the analysis scale, and say which (`SCALES`).
+logarithm, the share and not its log odds; so whatever prints an estimate transforms it by `shown`, and names its effect
+measure by `effect_name`. An axis, a heading of standard errors and a file keep the analysis scale, and name it
+(`SCALES`).
 
-The formula is exact; beside it stand words as the study's dictionary has them, for headings and titles of figures. A
-label is cut at its first comma, bracket, colon or semicolon: what follows there explains it, and would make a title of
-two lines.
+The formula is exact; beside it are the words of the study's dictionary, for headings and titles of figures. A label is
+cut at its first comma, bracket, colon or semicolon: the rest explains it, and would make a title of two lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["NNT", "SCALES", "asked", "asked_of", "effect_name", "in_words", "number_needed", "shown", "time_unit"]
 
 SCALES: Mapping[str, str] = {"identity": "", "log": "log", "logit": "logit", "fisher_z": "Fisher z"}
-"""What people call each scale; blank where nothing was transformed."""
+"""Displayed name of each analysis scale; blank where nothing was transformed."""
 _BACK: Mapping[str, Callable[[float], float]] = {
     "identity": float,
     "log": lambda y: math.exp(min(y, 700.0)),
@@ -194,7 +194,7 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
 
 
 def asked_of(question: Estimand, term: str, dictionary: Dictionary) -> str:
-    """What else stands in the model, and of whom it was asked; blank for neither."""
+    """Adjustment, strata and subset of a question, in words; blank where there are none."""
     words = _Words(dictionary)
     own = set(_columns(term.partition(" | ")[0].partition("[")[0].partition("/")[0]))
     others = dict.fromkeys(name for other in question.terms for name in _columns(other) if not own & {name})
@@ -247,7 +247,7 @@ class _Words:
         return text
 
     def contrast(self, question: Estimand, term: str) -> str:
-        """What is compared: so many units more of a column, or one level against the first."""
+        """Contrast that a term estimates, in words: per so many units of a column, or one level against the first."""
         if term in (INTERCEPT, str(question)):
             return ""
         if ":" in term:

@@ -1,4 +1,4 @@
-"""What every answer of a table is: a number with its variance or a reason, and how few rows or events are too few."""
+"""Answers of one table (an estimate with its variance, or a reason for having none) and the fewest rows and events."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class LeastRows:
 
 @dataclass(kw_only=True)
 class Moves:
-    """What the rows of a fit move its estimates by, and what these have in common.
+    """Influences of a fit's rows on its estimates, and the covariance of the estimates.
 
     Attributes:
-        rows: label -> (n,) and (n,): where each row stands in the table, and what it moves the estimate by.
-        labels, cov: (p,) and (p, p): the covariance of the estimates, as the question wants their errors.
-        clusters: of each row of the table the cluster that it belongs to; None for errors of another kind.
-        scaled: whether clustered errors are scaled up by G / (G - 1) of G clusters.
-        figures: what else the fit found, by name.
+        rows: label -> (n,) positions of the rows in the table, and (n,) their influences on the estimate.
+        labels, cov: (p,) and (p, p): covariance of the estimates, of the kind that the question asks for.
+        clusters: cluster of each row of the table; None where standard errors are not clustered.
+        scaled: True if the clustered covariance is scaled by G / (G - 1), G clusters.
+        figures: further results of the fit, by name.
     """
 
     rows: dict[str, tuple[NDArray[np.int64], Array]] = field(default_factory=dict)

@@ -149,22 +149,22 @@ OPTIONS: Mapping[str, QuestionOption] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionKind:
-    """What sets one kind of question apart.
+    """Properties of one kind of question.
 
     Args:
-        needs: what it must name, in words.
-        effect: what its estimates are called; blank where the question itself says.
+        needs: columns or terms that the question must name, in words.
+        effect: effect measure of its estimates; blank where the question itself determines it.
         scale: on which they are pooled, where no option changes it.
-        shape: what it is asked of: one ``column``, ``columns``, the ``groups`` of one column, the terms of a ``model``,
+        shape: data that it reads: one ``column``, ``columns``, the ``groups`` of one column, the terms of a ``model``,
             a network's ``statistic``.
         survival: its outcome is a time and an event.
-        outcome: what its outcome must be: any ``number``, ``binary`` (0 or 1, or a comparison), a ``count`` of at least
-            0, ``positive``, or a column with ``ordered`` levels, or with ``levels`` in no order.
-        baseline: what its intercept is called; blank where it has none.
+        outcome: required outcome: any ``number``, ``binary`` (0 or 1, or a comparison), a ``count`` of at least 0,
+            ``positive``, or a column with ``ordered`` levels, or with ``levels`` in no order.
+        baseline: name of its intercept; blank where it has none.
         options: those of `OPTIONS` that it takes; those in `verb_options` are the verb's, too.
-        asks: what an analyst asks by it, in a sentence; blank where there is no verb of its own.
-        argument: what the verb takes, and how that reads.
-        must: options without which it cannot be asked.
+        asks: description of the question for analysts, a sentence; blank where there is no verb of its own.
+        argument: name of the verb's argument, and its description.
+        must: options that are required.
     """
 
     needs: str

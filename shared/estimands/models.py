@@ -60,7 +60,7 @@ __all__ = ["model_answers"]
 
 EXACT = "the terms determine the outcome: there is no residual variance"
 LEVELLED = ("ordered", "levels")
-"""What outcomes must be that are read as the places of their levels."""
+"""Required outcomes (`QuestionKind.outcome`) whose values are coded by the positions of their levels."""
 Array = NDArray[np.float64]
 
 
@@ -214,7 +214,7 @@ def _model_data(
 def _of_clusters(
     estimand: Estimand, whose: NDArray[np.int64] | None, data: ModelRows
 ) -> tuple[Callable[..., dict[str, Answer]], Moves]:
-    """What fits a model of several rows of a person, and what takes its moves."""
+    """Function that fits a model to several rows per person, and the empty `Moves` for its influences."""
     if whose is None:
         raise EstimateRefusal(
             f"{estimand.kind} must know whose rows are one person's",

@@ -291,7 +291,7 @@ class Estimand:
 
     @property
     def outcome_kind(self) -> str:
-        """What its outcome must be (`QuestionKind.outcome`); ``event`` of survival."""
+        """Required kind of the outcome (`QuestionKind.outcome`); ``event`` for survival; blank for an unknown kind."""
         kind = self.like
         return "event" if kind in SURVIVAL else KINDS[kind].outcome if kind in KINDS else ""
 
@@ -334,7 +334,7 @@ class Estimand:
 
     @property
     def long(self) -> LongRows | None:
-        """Which columns are repeated; None where each row is its own."""
+        """The repeated columns of a person with several rows; None where the question names none."""
         return LongRows.read(self.repeated) if self.repeated else None
 
     def with_breaks(self, bounds: Callable[[str], tuple[float, float]]) -> Estimand:

@@ -121,9 +121,9 @@ class MaskedLayer:
 
 @dataclass(frozen=True, eq=False)
 class _ReverseStep:
-    """What the reverse step evaluates of one matrix once another column is known.
+    """Weights and biases of one layer's units that can be evaluated once one more column is known, in the reverse pass.
 
-    Units stand sorted by how many columns they read: what is new is a slice, and what it reads are the first rows.
+    Units are sorted by how many columns they read: the new ones are a slice, and their inputs are the first rows.
     """
 
     start: int
@@ -223,7 +223,7 @@ _ACTIVATIONS: dict[str, Callable[..., Array]] = {"tanh": np.tanh, "relu": _relu}
 
 
 def masks(d: int, hidden: int, layers: int, each: int = 2) -> tuple[NDArray[np.bool_], ...]:
-    """Which weights of a masked network are used, inputs in the order in which they are read: as nflows has them.
+    """Connectivity masks of a masked autoregressive network (MADE), inputs in reading order: the same as nflows' masks.
 
     Returns: per linear map (units out, units in); the last has `each` rows per variable, scale and shift if it is 2.
 

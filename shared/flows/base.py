@@ -1,4 +1,4 @@
-"""What every bijection between encoded records and latents offers, and the identity.
+"""Interface of the bijections between encoded records and latents, and the identity.
 
 Each treats rows one by one and has a closed array form.
 """

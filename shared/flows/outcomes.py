@@ -63,10 +63,10 @@ def _frozen(value: Any, name: str, ndim: int, kind: Any = np.float64) -> NDArray
 # -- what a law reads --------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeInputs:
-    """What a law reads of encoded records: *atoms*, and terms made of them.
+    """Features that an outcome's law computes from encoded records: *atoms*, and terms made of them.
 
     A levelled column gives an indicator of each level but the first; a numeric one its value in its own unit, centred
-    and scaled, and later its normal score. The first atoms, `base` in number, are always terms; others are chosen.
+    and scaled, and later its normal score. The first `base` atoms are always terms; others are selected.
 
     Args:
         columns: encoded columns.
@@ -356,7 +356,7 @@ class TiltLaw:
         return slope
 
     def _missing(self, x: Array) -> Iterator[tuple[NDArray[np.bool_], Array, Array]]:
-        """Which rows of x have nothing here, and the ends of what stands there instead."""
+        """Mask of the rows of x whose value is missing, and the lower and upper end of the codes that replace it."""
         if len(self.blank):
             yield x[:, int(self.blank[0])] >= 1, self.blank[1:2], self.blank[2:]
 

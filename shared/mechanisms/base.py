@@ -72,11 +72,11 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Extent:
-    """How large a released table may be, by its plan and its number of persons alone.
+    """Largest size of a released table, from its plan and its number of persons alone.
 
     Args:
-        rows: its lines.
-        texts: column of words to the most bytes (UTF-8) of one of them.
+        rows: number of rows.
+        texts: text column to the most bytes (UTF-8) of one value.
         lists: columns whose values are lists of whole numbers.
         numbers: columns of one number each.
     """
@@ -98,9 +98,9 @@ class Extent:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What making one release takes: seconds of CPU, megabytes of memory, megabytes of the bundle.
+    """Cost of making one release: seconds of CPU, megabytes of memory, megabytes of the bundle.
 
-    As measured on one core (`tests/benchmarks/estimates.py`): constants are of a fit to half of its sizes.
+    Measured on one core (`tests/benchmarks/estimates.py`): the constants are fitted to half of its sizes.
     """
 
     seconds: float
@@ -177,11 +177,14 @@ class MechanismPlan(ABC):
         """Privacy event that one release is charged as; known before it runs."""
 
     def seen_by(self, plan: StudyPlan) -> Mapping[str, float]:
-        """Who looks together, in words, and the ε that holds then; empty where the ε is the same whoever looks."""
+        """Colluding parties, in words, to the ε against them; empty where the ε is the same against everybody."""
         return {}
 
     def most_seen(self, plan: StudyPlan) -> tuple[str, Event] | None:
-        """Who sees most of a release where that hangs on who looks together, in words, and its event for them."""
+        """The colluding parties that see most, in words, and the release's event against them.
+
+        None where the event is the same against everybody.
+        """
         return None
 
     def reused(self, plan: StudyPlan) -> MechanismPlan:
@@ -209,10 +212,10 @@ class MechanismPlan(ABC):
 
     @abstractmethod
     def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """How large a released table of `n` persons' records is: known before a byte of it is read."""
+        """Largest size of a released table of `n` persons' records: known before a byte of it is read."""
 
     def effort(self, plan: StudyPlan, n: int, d: int) -> Effort:
-        """What making a release of n persons takes, in d encoded columns; of rows without what is fitted on them."""
+        """Cost of a release of n persons in d encoded columns; where rows are released, without fitting the flow."""
         cells = n * d
         return Effort(
             seconds=1.6 + 1e-6 * cells + 2e-3 * d**2,
@@ -345,7 +348,8 @@ class Aggregates(Answering):
     """
 
     straight: ClassVar[bool] = False
-    """Whether the figures hold no product of covariates and no curve, so that none would ever be found in them."""
+    """True if the figures contain no product of covariates and no curve: `require_shapes` refuses questions on these.
+    """
 
     def require_shapes(self, question: Estimand) -> None:
         """Raises: EstimateRefusal: an interaction or a curve where the figures hold none."""
@@ -375,7 +379,7 @@ class Aggregates(Answering):
             )
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
-        """Whether the figures hold a question's own answer; else it is asked of rows drawn of their fit."""
+        """True if the figures answer a question themselves; otherwise it is estimated on rows drawn from their fit."""
         return True
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
@@ -390,14 +394,14 @@ class Aggregates(Answering):
         )
 
     def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> Any:
-        """What `draw` noises, of checked records (`Dictionary.check`): by default the records themselves.
+        """Input of `draw`, computed from checked records (`Dictionary.check`): by default the records themselves.
 
-        It draws no noise, and is asked before the draw, so that it may refuse without anything being lost.
+        No noise is drawn here, and it runs before the draw, so that it may refuse without a loss.
 
         Args:
-            records: with their edges in the column ``neighbours`` where the mechanism reads any. Their order may come
-                from what they say: a database gives them sorted.
-            rng: for an order that does not.
+            records: with their edges in the column ``neighbours`` where the mechanism reads any. Their order may depend
+                on their values: a database returns them sorted.
+            rng: for a random order.
         """
         return records
 

@@ -1,1 +1,1 @@
-"""Who takes part, in signed statements: studies granted, leads, keys and approvers of sites, reasons told."""
+"""Membership by signed statements: grants of studies, leads, site keys and approvers, notices of declined releases."""

@@ -76,11 +76,11 @@ class AuthorityReplacement(Chained):
 def open_replacement(
     envelope: Envelope, *, leads: Leads, witness: PublicKey, coordinator: str, gone: Collection[str] = ()
 ) -> AuthorityReplacement:
-    """What enough of these leads and the coordinator have signed.
+    """Replacement of an authority, signed by the coordinator and by at least the threshold of these leads.
 
     Args:
-        gone: fingerprints of authorities that were replaced before: none of them comes back.
-    Raises: SignatureRefusal, SchemaRefusal, CertificateRefusal, ReplayRefusal. Nothing is parsed before both signed.
+        gone: fingerprints of authorities that were replaced before: none of them may return.
+    Raises: SignatureRefusal, SchemaRefusal, CertificateRefusal, ReplayRefusal. Signatures are verified before parsing.
     """
     envelope.require(AUTHORITY_REPLACEMENT_TYPE, {witness.key_id: witness})
     trusted = {name: key for name, key in leads.trusted.items() if key != witness}

@@ -1,4 +1,4 @@
-"""What a steward chose to tell the study lead of a release that was declined: nothing is told unless it is ticked."""
+"""Notice to the study lead that a release was declined, with the reason; sent only if the steward ticks it."""
 
 from __future__ import annotations
 

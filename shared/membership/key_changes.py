@@ -40,7 +40,7 @@ MOST_CHANGES = 500
 
 
 def snapshot_mark(key: bytes) -> str:
-    """What stands for a secret key of keyed hashes where it is spoken of."""
+    """Public identifier of a secret key of keyed hashes: the SHA-256 that statements name it by."""
     return sha256_hex(b"tributary snapshot key\0" + key)
 
 
@@ -73,7 +73,7 @@ class KeyChange(Chained):
             ``approver``'s.
         action: ``rotate`` (old and new sign), ``replace`` (the old one is lost); of approvers also ``add``, ``retire``.
         name: of the approver; blank otherwise.
-        old, new: public keys, or what stands for a secret (`snapshot_mark`); blank where there is none.
+        old, new: public keys, or the identifier of a secret key (`snapshot_mark`); blank where there is none.
         seq, head: the ledger's last entry before the one that holds this.
         deputy_of, until: of an approver who is added for somebody's absence: whose, and the last day.
     """
@@ -122,7 +122,7 @@ class KeyChange(Chained):
 
     @property
     def lost(self) -> bool:
-        """Whether the old key has not signed it."""
+        """True if the old key has not signed the change: the key is replaced, not rotated."""
         return self.action == "replace"
 
 

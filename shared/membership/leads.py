@@ -97,10 +97,9 @@ def open_lead_change(envelope: Envelope, *, leads: Leads, coordinator: str) -> L
 
 
 def follow(envelopes: Sequence[Envelope], *, leads: Leads, coordinator: str) -> list[tuple[LeadChange, Envelope]]:
-    """What follows for somebody who has pinned `leads`, from a whole chain of changes: those after the one that made
-    these leads, or that begin there; none where the chain ends at them.
+    """Lead changes that lead on from the pinned `leads`, out of a whole chain; empty where the chain ends at them.
 
-    Raises: SignatureRefusal, SchemaRefusal, ReplayRefusal: a chain that is broken after that place.
+    Raises: SignatureRefusal, SchemaRefusal, ReplayRefusal: the chain is broken after the pinned leads.
     """
     place = next((k for k, envelope in enumerate(envelopes) if _begins(envelope, leads)), None)
     if place is None:
@@ -112,7 +111,7 @@ def follow(envelopes: Sequence[Envelope], *, leads: Leads, coordinator: str) -> 
 def follow_from(
     last: LeadChange, envelopes: Sequence[Envelope], *, coordinator: str
 ) -> list[tuple[LeadChange, Envelope]]:
-    """What follows the change `last`, each from the one before. Raises: as `follow`."""
+    """Lead changes after `last`, each verified against the one before it. Raises: as `follow`."""
     out: list[tuple[LeadChange, Envelope]] = []
     for envelope in envelopes:
         leads = Leads(keys=last.after, threshold=last.threshold)

@@ -45,7 +45,7 @@ def is_word(text: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainPlace:
-    """Where a chain stands, for somebody who begins there: the last statement's number and digest.
+    """Position in a chain of statements, for a reader who starts there: the last statement's number and digest.
 
     >>> place = ChainPlace.read(f"3 {'ab' * 32}")
     >>> place.number, str(place) == f"3 {'ab' * 32}", ChainPlace.read("")
@@ -122,7 +122,7 @@ class Chained:
 
     @classmethod
     def said(cls, envelope: Envelope) -> Self:
-        """What an envelope says, its signatures not looked at: who may sign it can hang on what it says.
+        """Statement in an envelope, signatures not verified: the statement itself may decide whose are needed.
 
         Raises: SchemaRefusal.
         """

@@ -39,7 +39,7 @@ HEADS: Mapping[str, tuple[str, ...]] = {
     "event": ("event",),
     "codes": ("codes", "loinc", "omop", "concept"),
 }
-"""What a column of a plan has, to the heads under which a codebook may have it."""
+"""Property of a plan's column, to the table heads under which a codebook may list it."""
 MOST = 10_000
 """Variables of a codebook."""
 CAP = 16 << 20
@@ -49,11 +49,11 @@ _NEXT = "A codebook is a table with the heads name, type, label, unit, min, max 
 
 @dataclass(frozen=True, kw_only=True)
 class FromCodebook:
-    """What became of a codebook.
+    """Result of importing a codebook: the columns read, and the variables left out.
 
     Args:
         dictionary: of the variables that could be read.
-        left_out: the other variables, each with why, in words.
+        left_out: the other variables, each with the reason, in words.
     """
 
     dictionary: Dictionary

@@ -154,7 +154,7 @@ class Column:
 
     @property
     def where_unknown(self) -> str:
-        """What a steward does about a value that means that nothing is known."""
+        """Instruction to a steward for values that mean "unknown"."""
         if self.missing == "refuse":
             return "the plan lets none be missing here, so leave those rows out, or complete them, at the source."
         return f"site-agent data map STUDY --level {self.name}:VALUE=, once for each that means that nothing is known."
@@ -224,7 +224,7 @@ class Column:
         return out
 
     def compare(self, values: pd.Series) -> tuple[pd.Series, tuple[DataRefusal, ...]]:
-        """What `check` returns, and every rule that the values break, where `check` raises the first."""
+        """The checked values, as of `check`, and a refusal for every broken rule, of which `check` raises the first."""
         import pandas as pd
 
         found: list[DataRefusal] = []

@@ -30,7 +30,7 @@ NO_CERTIFICATE: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""What cryptography raises of a certificate, or of a request for one, that a stranger made."""
+"""Exceptions that `cryptography` raises while it reads an untrusted certificate or certificate request."""
 CHAINS = ("leads_since", "grants_since")
 """Left out where the chain has not begun: agents of before know no such key."""
 

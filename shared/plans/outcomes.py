@@ -1,7 +1,7 @@
-"""Which columns a plan names as outcomes, and what a flow must know of the columns to draw those last.
+"""Outcome columns of a plan, and the properties of all columns that a flow needs to draw the outcomes last.
 
-An outcome is what stands on the left of a planned question, and whatever the dictionary calls an event or a time. What
-a question compares within groups is an outcome too; the groups are not.
+Outcomes are the columns on the left of a planned question, and those that the dictionary declares an event or a time.
+The column that a question compares between groups is an outcome too; the column of the groups is not.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class PlannedOutcomes:
 
 
 def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
-    """What a plan's outcomes are; None where its flow does not draw them last, or it names none.
+    """Outcomes of a plan; None where its flow does not draw them last, or the plan names none.
 
-    A plan none of whose columns is a covariate has no outcomes in this sense.
+    None as well for a plan without a covariate.
     """
     if plan.training.outcomes != "last":
         return None
@@ -131,7 +131,7 @@ def _placed(names: list[tuple[str, ...]], place: Mapping[str, int]) -> list[tupl
 
 @dataclass(frozen=True)
 class _PlannedReads:
-    """What the plan's questions and its dictionary say of its columns, in the order in which they say it.
+    """Roles of the columns in the plan's questions and dictionary, in the order of first mention.
 
     Attributes:
         reads: outcome to the columns that its questions read beside it.

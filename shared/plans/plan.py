@@ -62,7 +62,7 @@ NEEDED: Mapping[str, str] = {
     "waves": "[[waves]] with number = 1, opens = 2026-01-01 and closes = 2026-12-31",
     "dictionary": "[dictionary] with name, version and a table [dictionary.columns.NAME] for each column",
 }
-"""What every plan must say, with an example."""
+"""Entries that every plan must have, each with an example."""
 
 
 @dataclass(frozen=True, kw_only=True)

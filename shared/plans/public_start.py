@@ -26,7 +26,7 @@ __all__ = ["MISSING_SHARE", "public_start"]
 Array = NDArray[np.float64]
 
 MISSING_SHARE = 0.1
-"""What a public start assumes of a column that may be missing."""
+"""Share of missing values that a public start assumes for a column that may be missing."""
 
 
 def public_start(encoder: Encoder, reference: Mapping[str, Reference]) -> Composed:

@@ -44,11 +44,11 @@ _PLAIN_CODE = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True, kw_only=True)
 class FromRedcap:
-    """What became of a REDCap data dictionary.
+    """Result of importing a REDCap data dictionary: the columns read, and the fields left out.
 
     Args:
         dictionary: of the fields that could be read.
-        left_out: the other fields, each with why, in words.
+        left_out: the other fields, each with the reason, in words.
     """
 
     dictionary: Dictionary
@@ -179,7 +179,7 @@ def _columns(row: Mapping[str, str]) -> list[Column]:
 
 
 def _own(annotation: str) -> dict[str, Any]:
-    """What the annotation says beyond what REDCap knows."""
+    """Column settings in the field's ``@TRIBUTARY`` annotation, for which REDCap has no place; empty without one."""
     found = _OWN.search(annotation)
     if not found:
         return {}

@@ -77,7 +77,7 @@ class RepeatedRows:
 
     @property
     def words(self) -> str:
-        """Which rows are kept.
+        """Rule by which a person's rows are selected, in words.
 
         >>> RepeatedRows(rows=3, columns=("sbp", "week"), order="week").words
         "at most 3 rows of a person, the first ones by 'week'"

@@ -1,4 +1,4 @@
-"""What becomes of a study's releases when it is over, as its plan says it and its sites approve it."""
+"""Retention of a study's releases after its end: fixed by the plan, and approved by its sites with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.errors import PlanRefusal
 __all__ = ["Retention"]
 
 MOST = 500
-"""Most letters of what is kept, and of who may read it."""
+"""Most characters of `Retention.keep`, and of `Retention.readers`."""
 
 
 @dataclass(frozen=True, kw_only=True)

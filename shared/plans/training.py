@@ -1,4 +1,4 @@
-"""How a site fits its flow, as a plan fixes it: the network, DP-SGD, and the published figures it may begin at."""
+"""Settings of a site's flow fit, fixed by the plan: the network, DP-SGD, and published figures to start from."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Training:
 
     @property
     def by_nflows(self) -> bool:
-        """Whether nflows takes the steps, on torch."""
+        """True if nflows takes the training steps, on torch."""
         return self.engine == "nflows" or self.family == "spline"
 
 

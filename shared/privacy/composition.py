@@ -39,11 +39,11 @@ __all__ = ["Charge", "StudyCharges", "composed", "least_total", "site_total", "t
 
 
 class Redrawn(Protocol):
-    """What composition asks of a plan."""
+    """The property of a plan that composition reads."""
 
     @property
     def redraws(self) -> bool:
-        """Whether each wave draws the same persons again."""
+        """True if each wave draws the same persons again."""
         ...
 
 

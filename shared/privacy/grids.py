@@ -1,4 +1,4 @@
-"""How fine a grid must be for noise on it to cost no more than noise on the real line."""
+"""Grid spacing for discrete noise: fine enough to cost no more privacy than noise on the real line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an (ε, δ) means in words: the power of the best attack that knows everything but one record."""
+"""Meaning of an (ε, δ) in words: the power of the best attack by someone who knows everything but one record."""
 
 from __future__ import annotations
 

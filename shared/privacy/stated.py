@@ -35,8 +35,8 @@ __all__ = [
 FLOW = "the flow"
 """Condition of a price under posture ``local``: the flow."""
 CHARGED_BEFORE = "the flow, charged before"
-"""What the price of rows takes as given that are drawn through a flow whose training with noise is charged by itself:
-what the rows carry of the flow is in that charge."""
+"""Condition of the price of rows drawn through a flow whose noisy training is charged separately: that charge covers
+what the rows reveal about the flow."""
 UNGUARANTEED = "no formal guarantee"
 """Text in place of an ε where the noise has no guarantee."""
 

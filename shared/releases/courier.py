@@ -114,7 +114,7 @@ class CarriedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredCall:
-    """What the coordinator answered to one call: a message, or the refusal that a line would have brought.
+    """Coordinator's answer to one call: a message, or the refusal that an online call would have received.
 
     Args:
         call: digest of the call (`CarriedCall.digest`).
@@ -143,7 +143,7 @@ def call_digest(method: str, message: bytes) -> str:
 
 
 def standing_calls(studies: Sequence[str]) -> list[CarriedCall]:
-    """What every post-box answers unasked: the studies' plans and holdings, who takes part, the authorities."""
+    """Calls that every post-box answers unasked: plans and holdings of the studies, membership, authorities."""
     asked: list[tuple[str, Any]] = [("Membership", MembershipRequest()), ("Authorities", AuthoritiesRequest())]
     for study in studies:
         asked += [("FetchPlan", StudyRequest(study=study)), ("Status", StudyRequest(study=study))]

@@ -90,9 +90,9 @@ CONTROLS: Sequence[tuple[str, str, Met, str, str]] = (
 
 
 def bill_of_materials(name: str = DISTRIBUTION) -> dict[str, Any]:
-    """What is installed of a distribution and all that it asks for here, as CycloneDX 1.6.
+    """Bill of materials (CycloneDX 1.6) of a distribution and all its installed dependencies.
 
-    Of extras those parts are listed that are installed. Raises: StateRefusal (the program is not installed as one).
+    Extras are listed as far as they are installed. Raises: StateRefusal (the distribution is not installed).
     """
     try:
         main = distribution(name)

@@ -1,8 +1,8 @@
-"""What the metadata of a release's Parquet file may say: the types of its columns, and who wrote it.
+"""Restriction of the metadata in a release's Parquet file to the types of its columns, and the software that wrote it.
 
-A table is looked at by an approver, held against its dictionary, and given to analysts; what lies beside it in the file
-is seen by nobody. So there must be no place beside it: no bytes between the columns, no keys of its own, and in a file
-that comes from a stranger no statistics, no attributes and no free words either.
+The table is read by an approver, checked against its dictionary, and given to analysts; the rest of the file is seen by
+nobody. So it must have no room for data: no bytes between the columns, no metadata keys but the known ones, and in a
+file from an untrusted source no statistics, no attributes and no free text either.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 TRAINED = ("release_id", "plan_hash", "day", "approver", "rounds", "epsilon", "delta")
-"""What a receipt says of a training's charge: its place in the ledger, the plan, the day, who had approved it, how many
-rounds, and its whole price."""
+"""Fields of `Receipt.trained`, the charge of a training: its ledger entry, plan, day, approver, number of rounds, and
+total price."""
 MOST_HOSPITALS = 1000
 """Behind one site."""
 DIGEST, WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
@@ -81,7 +81,7 @@ def coverage(plan: StudyPlan, *, reused: bool = False) -> tuple[tuple[str, ...],
 
 
 def _all_rows(plan: StudyPlan) -> tuple[str, ...]:
-    """That what is stated is of a person with several rows, where a plan has them."""
+    """Sentence that the guarantee is for all rows of a person together; none where a plan has one row per person."""
     repeated = plan.dictionary.repeated
     if repeated is None:
         return ()
@@ -122,7 +122,7 @@ def _chosen_by(plan: StudyPlan) -> str:
 
 
 def _shared_by_few(plan: StudyPlan) -> str:
-    """What checks that read records tell of combinations of quasi-identifiers, where a plan names any."""
+    """Sentence on what checks of the records reveal about combinations of quasi-identifiers; blank without any."""
     if not plan.quasi_identifiers:
         return ""
     named = ", ".join(
@@ -141,7 +141,7 @@ def _shared_by_few(plan: StudyPlan) -> str:
 
 
 def left_out(plan: StudyPlan) -> tuple[str, ...]:
-    """That the number of rows tells how many had a missing value, where a plan leaves those out."""
+    """Sentence that the number of rows reveals how many rows with a missing value were left out; none if none are."""
     complete_case = tuple(c.name for c in plan.dictionary.released if c.missing == "complete_case")
     if not complete_case:
         return ()
@@ -227,7 +227,10 @@ class Receipt:
 
     @property
     def given_in_total(self) -> str:
-        """What a total of the study's releases takes as given for this one: not a flow that one of them was charged."""
+        """Conditions under which this release's share of the study's total ε holds; blank where there are none.
+
+        A flow that an earlier release was charged for is none: the total contains that charge.
+        """
         return "" if self.conditional_on == TRAINED_EARLIER else self.given
 
     @property
@@ -359,7 +362,7 @@ def charged_training(plan: StudyPlan) -> Mapping[str, Any] | None:
 
 
 def refits(plan: StudyPlan, wave: Wave | None) -> bool:
-    """Whether a wave fits a flow of its own though an earlier one has left its."""
+    """True if a wave fits a flow of its own although that of an earlier wave could be used again."""
     return plan.returning == "refresh" and wave is not None and wave.refit
 
 
@@ -477,14 +480,14 @@ def _finite(curve: Any) -> tuple[float | None, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiptDraft:
-    """What a receipt says of one release beside its plan, from which all its figures follow.
+    """Facts of one release that, with its plan, determine every figure of its receipt.
 
     Args:
         n: persons in the release (public); of a release of rows, its rows.
         previous: hash of the site's previous receipt in this study, or 64 zeros.
         drawn: rows drawn for this release; None for all.
         flow_of: release for which the flow was fitted; blank for this one.
-        reused: whether it was charged as a release through that flow (`planned_event`).
+        reused: True if it was charged as a release through that flow (`planned_event`).
         trained, hospitals, mapping: see `Receipt`.
     """
 

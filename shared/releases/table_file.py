@@ -104,7 +104,7 @@ def _thrift_limits(columns: int, rows: int) -> dict[str, int]:
 
 
 def _kinds(meta: Any, schema: Any, columns: list[str], rows: int, extent: Extent | None) -> dict[str, str]:
-    """What each column of a Parquet file holds: ``number``, ``words``, ``levels`` (words once each) or ``list``.
+    """Content of each column of a Parquet file: ``number``, ``words``, ``levels`` (dictionary-encoded) or ``list``.
 
     Raises: SchemaRefusal: other rows or columns than the manifest's, anything nested but the lists of `extent`, or a
         form whose decoded size the index does not tell.

@@ -502,7 +502,7 @@ def table(
     ]
 
     def copied(k: int) -> bool:
-        """Whether people copy what stands in a column: ids of one length, which no other word has."""
+        """True if every cell of column `k` has 32 characters: only ids, which people copy, have that length."""
         return {len(line[k]) for line in lines if k < len(line)} == {32}
 
     class Whole(Table):

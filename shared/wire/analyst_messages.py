@@ -105,7 +105,7 @@ class StudySitesRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetsRequest:
-    """What a study's releases have spent; over HTTPS alone."""
+    """Request for the privacy losses of a study's releases; over HTTPS alone."""
 
     study: str
 

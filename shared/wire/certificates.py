@@ -1,12 +1,13 @@
-"""How long certificates last, who asks for the next one when, and how a change of the authority is believed.
+"""Certificates: their lifetime, their renewal by the site, and trust in the successor of the authority.
 
-A site's certificate is asked for anew at half its life, so that a site that is away for half a year misses nothing. The
-request is signed with the site's release key: a stolen TLS key renews nothing. It names the certificate over which it
-travels and the head of the ledger that the coordinator witnessed last, so that it is good once, at one place.
+A site requests its next certificate at half the life of the current one, so that a site that is away for half a year
+misses nothing. The request is signed with the site's release key: a stolen TLS key renews nothing. It names the
+certificate of the connection and the ledger head that the coordinator witnessed last, so that it is valid once, at one
+position of the ledger.
 
-An authority ends as well. The older one then signs the certificate of the newer one (both have one name, so that TLS
+An authority expires as well. The older one then signs the certificate of the newer one (both have one name, so that TLS
 follows the step by itself: RFC 5280, a self-issued certificate), and the coordinator's witness key signs both with the
-fingerprint of the older. A site that pins an authority believes every one that such statements lead to, and no other.
+fingerprint of the older. A site that pins an authority trusts every one that such statements lead to, and no other.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def serial_of(certificate_pem: str) -> str:
 # -- a site's certificate -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class CertificateLife:
-    """Where in its life a site's or the server's certificate is.
+    """Remaining life of a site's or the server's certificate.
 
     Args:
         ends: its last moment.

@@ -1,8 +1,8 @@
-"""What a clock of the other side says, signed by that side in answer to one question, and how far ours is from it.
+"""Clock readings of the other side, each signed in answer to one request, and the offset of our clock from its.
 
-Waves, expiries and certificates are told by clocks, and a machine cannot see that its own is wrong. So each side signs
-what its clock says: the site with its question, the coordinator with its answer to that very question (a nonce binds
-the two, so that no older reading passes for this one). The site knows when it asked and when it was answered, and the
+Waves, expiries and certificates depend on clocks, and a machine cannot detect that its own is wrong. So each side signs
+its clock's reading: the site in its request, the coordinator in its reply to that request (a nonce binds the two, so
+that no older reading can be replayed). The site knows when it sent the request and when the reply came, and the
 coordinator read its clock in between.
 """
 
@@ -102,7 +102,7 @@ def unverified_reading(envelope: Envelope) -> ClockReading:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockOffset:
-    """How far our clock is from theirs.
+    """Offset of our clock from theirs, and its uncertainty.
 
     Args:
         seconds: ours minus theirs; positive if ours is ahead.

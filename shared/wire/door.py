@@ -46,7 +46,7 @@ _log = logging.getLogger("tributary.transport")
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """What strangers and peers of one port may take of it. A peer is a site, or a token.
+    """Limits of one port on connections, calls and rates, of strangers and of peers. A peer is a site, or a token.
 
     Args:
         connections: most connections at once.
@@ -81,7 +81,7 @@ class CallLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What became of one call: nothing that it carried, and not whose it was.
+    """Outcome of one call, without its content and without the caller.
 
     Args:
         method: name of the method.
@@ -470,7 +470,7 @@ def bound_socket(listen: str) -> socket.socket:
 
 
 def _address(transport: Any) -> str:
-    """Whom a connection is counted with: an IPv4 address, or a network of IPv6, as one host has all of it."""
+    """Address that a connection is counted under: an IPv4 address, or a /64 of IPv6, as one host has all of it."""
     shown = transport.get_extra_info("peername")
     try:
         found = ipaddress.ip_address(shown[0].partition("%")[0])

@@ -1,7 +1,7 @@
-"""Which versions of the protocol each side speaks, said in every call's metadata, which an older side does not read.
+"""Protocol versions that each side speaks, sent in every call's metadata, which older software ignores.
 
-What is said on the wire is only ever added to within a version, so that both sides may be updated in either order; a
-side that says nothing (0.2.0) speaks version 1. Where two ranges do not meet, each side is told what ends it.
+Within a version fields and messages are only added, so that both sides may be updated in either order; a side that
+sends no versions (0.2.0) speaks version 1. Where the two ranges do not overlap, the refusal names the side to update.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class SpokenVersions:
 
     @classmethod
     def of(cls, metadata: Iterable[tuple[str, str | bytes]]) -> SpokenVersions:
-        """What the other side says; version 1 where it says nothing that can be read."""
+        """Versions that the other side sent; version 1 where it sent none that can be read."""
         said = next((value for key, value in metadata if key == PROTOCOL_KEY), "")
         found = re.fullmatch(r"([1-9][0-9]{0,5})-([1-9][0-9]{0,5})", said if isinstance(said, str) else "")
         return cls(int(found[1]), int(found[2])) if found else cls(1, 1)
 
 
 SPOKEN = SpokenVersions(1, 1)
-"""What this software speaks. Raise `newest` with a change that an older side must not meet, `oldest` to drop one."""
+"""Versions that this software speaks. Raise `newest` for a change that breaks older software, `oldest` to drop one."""
 
 
 def require_common(metadata: Iterable[tuple[str, str | bytes]], here: SpokenVersions) -> None:

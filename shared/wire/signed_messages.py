@@ -1,6 +1,6 @@
-"""What is signed beside a release: heads of ledgers, requests to join, withdrawals; and countersigned replies.
+"""Signed documents other than releases: ledger heads, requests to join, withdrawals; and countersigned replies.
 
-They travel as signed JSON documents inside a message, so that they can be kept and verified as they came.
+They travel as signed JSON documents inside a message, so that they can be stored and verified as they came.
 """
 
 from __future__ import annotations

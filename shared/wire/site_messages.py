@@ -465,7 +465,7 @@ class MembershipRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipReply:
-    """What the coordinator has of the calling site, each an envelope's bytes, oldest first.
+    """Membership statements that the coordinator holds for the calling site, each an envelope's bytes, oldest first.
 
     Args:
         grants: of further studies, and their ends (`shared.membership.grants`).

@@ -99,7 +99,7 @@ def checkpoint_note(head: TreeHead, key: SigningKey) -> str:
 
 
 def note_verifier(coordinator: str, key: PublicKey) -> str:
-    """What a verifier of notes is given to believe a coordinator's checkpoints: name, hash and key in one line."""
+    """Verifier key (signed note format) of a coordinator's checkpoints: name, hash and key in one line."""
     origin = f"tributary-log/{coordinator}"
     public = base64.b64encode(ED25519_NOTE + bytes.fromhex(key.hex)).decode()
     return f"{origin}+{_note_hash(origin, key).hex()}+{public}"

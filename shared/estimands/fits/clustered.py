@@ -35,7 +35,7 @@ _ALIKE = 1 - 1e-9
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """Which cluster each of n rows belongs to: `of` (n,) counts clusters from 0, `size` (G,) are their rows.
+    """Cluster membership of n rows: `of` (n,) is each row's cluster, 0 … G − 1, and `size` (G,) the rows per cluster.
 
     >>> sums = ClusterSums.of_labels(np.array([7, 7, 3]))
     >>> sums.size, sums.over(np.array([1.0, 2.0, 5.0]))

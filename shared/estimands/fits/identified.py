@@ -1,4 +1,4 @@
-"""Which columns of a model a table can tell apart, and which rows their outcome is sure of."""
+"""Identifiability of a model on a table: confounded columns, and rows whose outcome is perfectly predicted."""
 
 from __future__ import annotations
 

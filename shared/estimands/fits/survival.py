@@ -41,11 +41,11 @@ Ties = Literal["efron", "breslow"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SurvivalOutcome:
-    """How long each row is followed up, and how that ends: R's `Surv(time, event)`, or `Surv(entry, time, event)`.
+    """Follow-up time and event indicator of each row: R's `Surv(time, event)`, or `Surv(entry, time, event)`.
 
     Args:
-        time: (n,), at which it ends.
-        event: (n,), 1 where it ends with the event, 0 where it is censored.
+        time: (n,), end of follow-up.
+        event: (n,), 1 where follow-up ends with the event, 0 where it is censored.
         entry: (n,) times after which each row is at risk (left truncation), before its time; None for the beginning.
     """
 
@@ -252,7 +252,7 @@ class _PartialLikelihood:
 
     @property
     def deaths(self) -> NDArray[np.int64]:
-        """Which of the sorted rows have an event."""
+        """Indices of the sorted rows that have an event."""
         return self._sets.deaths
 
     def value(self, beta: Array) -> float:

@@ -18,10 +18,10 @@ __all__ = ["LongRows"]
 
 @dataclass(frozen=True, kw_only=True)
 class LongRows:
-    """Which columns of a table are repeated, as a question says it.
+    """Repeated columns of a table, as named in a question.
 
     Args:
-        columns: those that it reads, under the names that they have row by row.
+        columns: repeated columns that the question reads, by their names in long format (one row per visit).
         rows: of a person, at most.
         visit: the column of the planned visit, which is in no table; blank where the question does not read it.
         levels: of that column, one for each row.
@@ -60,7 +60,7 @@ class LongRows:
 
     @property
     def text(self) -> str:
-        """How a question has it."""
+        """Text form in a question; the inverse of `read`."""
         if not self.visit:
             return f"c({', '.join(self.columns)}, {self.rows})"
         levels = [str(Node("text", one) if isinstance(one, str) else Node("number", float(one))) for one in self.levels]

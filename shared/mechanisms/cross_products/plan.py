@@ -325,7 +325,7 @@ class CrossProductsPlan(Aggregates):
         return ""
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
-        """Whether a question is a linear model of the columns."""
+        """True if a question is a linear model of the plan's columns."""
         return self.terms(plan, question) is not None
 
     def terms(self, plan: StudyPlan, question: Estimand) -> tuple[int, list[tuple[int, str, float]]] | None:

@@ -51,7 +51,7 @@ __all__ = [
 Array = NDArray[np.float64]
 Vary = Literal["", "weight", "rotation", "matched"]
 VARIED: tuple[str, ...] = get_args(Vary)[1:]
-"""How noise may depend on records: a weight of each one's own, turned directions, or the sample's moments kept."""
+"""Kinds of noise that depends on the records: a weight per record, rotated directions, or preserved sample moments."""
 
 
 INSIDE, INSIDE_SHRUNK = 0.99, 0.90
@@ -318,7 +318,7 @@ class LatentNoise:
         return varied(z, noise, w=self.w, radius=self.radius, vary=self.vary)
 
     def clipped_count(self, x: Array) -> int:
-        """How many records lie outside the ball (or nowhere): a fact about the data, kept at the site."""
+        """Number of records whose latent is outside the ball, or is NaN: not released, as it depends on the records."""
         return int(np.count_nonzero(~(_norms(self.latents(x)) <= self.radius)))
 
     @property

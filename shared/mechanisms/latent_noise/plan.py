@@ -34,7 +34,7 @@ CONDITIONAL_ON: Mapping[str, str] = {
     "public": "nothing: nothing was fitted on records",
     "private": "nothing: the price of fitting the flow is included",
 }
-"""What a posture's ε takes as given. Encoder, w and R come from the plan in all four."""
+"""Conditions of the ε under each posture. Encoder, w and R come from the plan under all four."""
 TRAINED_BEFORE = "nothing: the flow was trained with noise, and charged before"
 """The same, where the plan names a flow that several sites have trained."""
 TRAINED_EARLIER = "nothing: the flow was trained with noise for an earlier release, and charged then"
@@ -49,14 +49,14 @@ OPEN: Mapping[str, str] = {
 """`release.vary`, and what a steward is told that it gives away."""
 NOTHING_PROMISED = "nothing: no price is stated"
 FITTED_ON_THE_ROWS = "The flow, its margins and its stopping point: they were fitted on the released records themselves"
-"""How every ledger's line of a release under posture ``local`` begins to say what it does not cover: by these words a
-charge is known to be given the flow, so they stay as they are."""
+"""Opening words of the sentence on what a release under posture ``local`` does not cover. A ledger's charge is read as
+conditional on the flow by these words, so they must not change."""
 ALSO_GIVEN = ", and everybody's true "
 """Before the column that a release carries over, in what its price takes as given."""
 CARRIED = re.compile(r"The column (.*?): no formal guarantee\.")
-"""How the ledger's line of such a release begins."""
+"""Opening words of the sentence on the carried column of such a release; the group is the column's name."""
 TRAINED_APART = "The training of the flow, which has a price of its own"
-"""How every ledger's line of a release through a flow that several sites have trained begins to say so."""
+"""Opening words of the same sentence for a release through a flow that several sites have trained."""
 CHARGED_EARLIER = "The training of the flow, which an earlier release of this study was charged"
 """The same, through the flow of an earlier release."""
 _SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
@@ -198,7 +198,7 @@ class LatentNoisePlan(MechanismPlan):
         return "neither" if self.w is None else f"w = {self.w:g} and epsilon = {self.epsilon}"
 
     def _flow_alone(self, plan: StudyPlan) -> bool:
-        """Whether the rows hold nothing of a record but what a flow carries that was fitted on it."""
+        """True if the rows depend on the records only through the flow that was fitted on them."""
         return plan.posture == "local" and self.w == 0 and not self.vary
 
     def event(self, plan: StudyPlan) -> privacy.Event:
@@ -296,7 +296,7 @@ class LatentNoisePlan(MechanismPlan):
         return (covered, *copied)
 
     def _own_training(self, promise: str) -> str:
-        """What the price covers of a training of the site's own (posture ``private``)."""
+        """Words of the guarantee where the site trains the flow itself with noise (posture ``private``)."""
         return (
             f"in the training of the flow and in the released rows together: {promise}. The flow was trained with "
             "noise (DP-SGD) from a public start, for a number of steps fixed in the plan, and the stated price is that "
@@ -314,7 +314,7 @@ class LatentNoisePlan(MechanismPlan):
         return _Reused(**{item.name: getattr(self, item.name) for item in fields(self)})
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """What of the fitting no noise protects."""
+        """Sentences on the parts of the fitting that no noise protects."""
         begun = (
             "The training of the flow at which a site with few records may begin: several sites trained it before, "
             "with noise (DP-SGD), and each charged that to every person of its table. It is in the total of the "
@@ -463,12 +463,12 @@ def mechanism(plan: StudyPlan, flow: Bijection | None = None) -> LatentNoise:
 
 
 def _used(plan: StudyPlan) -> bool:
-    """Whether rows are drawn through the flow that the plan names, as it is."""
+    """True if rows are drawn through the flow that the plan names, without further training."""
     return bool(plan.flow) and plan.posture != "local"
 
 
 def carried_column(plan: StudyPlan) -> int | None:
-    """Which encoded column a plan carries over as it is; None for none."""
+    """Index of the encoded column that a plan carries over unchanged; None for none."""
     from shared.plans.encoding import Encoder
 
     name = getattr(plan.release, "carry", "")
@@ -476,7 +476,7 @@ def carried_column(plan: StudyPlan) -> int | None:
 
 
 def _training(plan: StudyPlan) -> privacy.SubsampledGaussian | None:
-    """What fitting the flow costs: nothing but under posture ``private``."""
+    """Event of training the flow with DP-SGD; None except under posture ``private``."""
     from shared.privacy import accountant as privacy
 
     if plan.private is None:

@@ -293,9 +293,9 @@ def _root(z: Array, p: int) -> Array:
 
 
 class Score:
-    """What block 4 sums of a record for the declared coefficients, at a pilot fit: their influences, cut together.
+    """Block 4's summand of a record: the influences of the declared coefficients at a pilot fit, clipped jointly.
 
-    The law that an expectation is taken under may have moved since; where the influences look has not.
+    The influences stay those at the pilot fit when an expectation is taken under a law that has moved since.
     """
 
     def __init__(self, model: CopulaModel, theta: CopulaParameters, n: int) -> None:
@@ -343,7 +343,7 @@ class Score:
 
 
 class ResidualScore:
-    """What plans from before summed: the residual of the model, times the direction, each cut by itself."""
+    """Block 4's summand in earlier plans: the model's residual times the direction, each coefficient clipped alone."""
 
     def __init__(self, model: CopulaModel, theta: CopulaParameters) -> None:
         spec = model.design.spec

@@ -46,7 +46,7 @@ _WIDER = 0.25
 
 @dataclass(frozen=True)
 class Direction:
-    """Where one declared coefficient looks.
+    """Direction of the influence of one declared coefficient: a(x, t) = d'(x − x̄(t)).
 
     Args:
         along: (p,) d. means: (intervals,) d'x̄, one interval where the outcome has no time.

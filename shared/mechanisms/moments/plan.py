@@ -156,7 +156,7 @@ class MomentsPlan(Aggregates):
         self.design(plan)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
-        """Whether a question is the planned model itself, whose coefficients the figures hold."""
+        """True if a question is the planned model itself, whose coefficients the figures contain."""
         return self.planned_terms(plan, question) is not None
 
     def planned_terms(self, plan: StudyPlan, question: Estimand) -> list[tuple[int, str, float]] | None:
@@ -189,14 +189,14 @@ class MomentsPlan(Aggregates):
         )
 
     def review(self, plan: StudyPlan) -> list[ChecklistLine]:
-        """Which coefficients rest on the model of everything."""
+        """Checklist: a warning for each of `doubtful`, or that every coefficient is the regression's own."""
         from shared.terminal import ChecklistLine
 
         found = [ChecklistLine(name="declared", state="warn", detail=d, fix=fix) for d, fix in self.doubtful(plan)]
         return found or [ChecklistLine(name="declared", detail="every coefficient is the regression's own")]
 
     def doubtful(self, plan: StudyPlan) -> list[tuple[str, str]]:
-        """What coefficients of the plan will be answered less surely than they say, and what may be done, in words."""
+        """Coefficients whose answers will be less certain than stated, and the remedy: (detail, fix) in words."""
         found = []
         without = ", ".join(name for name in self.covariates if name not in self.declared)
         if without:
@@ -302,7 +302,7 @@ class MomentsPlan(Aggregates):
     def places(
         self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, alike: bool = False
     ) -> tuple[SitePlace, ...]:
-        """Where these releases have each site, drawn together; the same at every call.
+        """Model and effects of each site, estimated jointly from these releases; the same at every call.
 
         Args:
             alike: as of `moments.together.places`.
@@ -506,7 +506,7 @@ def _coefficients(
 
 
 def _warnings(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:
-    """What is to be said of the coefficient of a covariate whose two figures are this far apart, per unit."""
+    """Warnings for a covariate's coefficient that is not declared, or whose two figures differ by `apart` per unit."""
     factor = factor_of(name, design.factors)
     column = factor.column.name if factor else name
     if name not in design.spec.declared:

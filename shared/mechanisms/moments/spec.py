@@ -1,4 +1,4 @@
-"""What a plan says of a moments release: its columns, ε, how ε is shared among the blocks, and the noise of each.
+"""Settings of a moments release in a plan: its columns, ε, the shares of the blocks, and the noise scale of each.
 
 Why these levels hold is proved in `shared.mechanisms.moments.noise`.
 """

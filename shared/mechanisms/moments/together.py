@@ -283,14 +283,17 @@ class _Site:
         )
 
     def doubts(self, step: _Step) -> _Doubts:
-        """What is to be doubted of a step's effects; the site is where the step was taken from."""
+        """Variance from model misfit, and disagreement of the two figures, of each effect that a step ended at.
+
+        `theta` must still be the point that the step was taken from.
+        """
         p, first = self.model.p, step.slope.shape[1] - self.theta.effects.size
         twice, knows = self._twice(step)
         apart = self._apart(step.gain[first + 1 : first + 1 + p])
         return _Doubts(misfit=BEND**2 * np.square(apart).sum(axis=1) * self.unit**2, twice=twice, knows=knows)
 
     def _twice(self, step: _Step) -> tuple[Array, Array]:
-        """How far each effect's moment is from what its score makes of it, per unit, and the precision of that."""
+        """Difference between each effect's moment and the one that its score predicts, per unit, and its precision."""
         p, slope, gain = self.model.p, step.slope, step.gain
         twice, knows = np.zeros(p), np.zeros(p)
         if not isinstance(self.score, Score):

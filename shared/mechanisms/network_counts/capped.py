@@ -68,7 +68,7 @@ BLOCK = 1 << 18
 
 
 def slack(cap: int) -> int:
-    """How far the solver's two bounds may lie apart."""
+    """Gap between the solver's two bounds, in copies, that the sensitivity includes."""
     return cap // 128
 
 

@@ -1,4 +1,4 @@
-r"""How many copies fit under a cap of each person: a linear program of any size, to within a room that is asked for.
+r"""Largest number of copies under a cap per person: a linear program of any size, solved to a given tolerance.
 
 .. math:: f = \max \sum_A x_A, \quad 0 \le x_A \le c_A, \quad \sum_{A \ni u} x_A \le \Delta \text{ for each person } u,
 
@@ -74,7 +74,7 @@ class _Working:
         self.of = of
         self.number: type[float] | type[Decimal] = float
         self.all = of.number <= FEW
-        """Whether all are looked at; and whether in memory, or gone through anew each time."""
+        """True if every set of three takes part; `held`: True if they are in memory, False if enumerated each time."""
         self.held = True
         self.three = _beside(())
         self.cheap = self.three
@@ -99,7 +99,10 @@ class _Working:
             yield from (some for _, some in self.of.triples(np.zeros(self.of.persons), None))
 
     def outside(self, y: Floats) -> float:
-        """What the sets that are not taken in are worth at these prices: not known, and infinite, if that is much."""
+        """Σ (1 − y(A))⁺ over the sets left out; infinite if too many have a price below one, and the search stops.
+
+        Stores those found, or an even selection of them, in `cheap`.
+        """
         if self.all:
             return 0.0
         k, cap, within = self.of.persons, min(self.of.cap, 1 << 16), self.three.shape[1]
@@ -124,14 +127,14 @@ class _Working:
         return np.asarray((three[0] * k + three[1]) * k + three[2])
 
     def take_in(self) -> bool:
-        """Whether there was something to take in."""
+        """Add the sets in `cheap` to those that take part. Returns: True if there were any."""
         self.three = np.concatenate([self.three, self.cheap], axis=1)
         return bool(self.cheap.shape[1])
 
 
 @dataclass(frozen=True)
 class _Place:
-    """What is known of one y and μ."""
+    """Sums over the sets at one y and μ: x by person (`load`), all x (`taken`), g(y) (`above`), and number of sets."""
 
     load: Numbers
     taken: Any

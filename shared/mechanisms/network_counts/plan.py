@@ -43,7 +43,7 @@ __all__ = ["COLUMNS", "FIGURES", "CappedCount", "NetworkCountsPlan", "noised"]
 COLUMNS = ("count", "of", "value")
 """Of the released table: which count, of which column and level, and its noisy value."""
 FIGURES = ("paths", "triangles")
-"""What may be counted beside edges."""
+"""Statistics that a plan may count beside edges."""
 WEIGHTS = {"edges": 2.0, "paths": 3.0, "triangles": 6.0, "alike": 1.5, "apart": 1.5, "ends": 2.0}
 """A block's part of ε, before they are made to add up; its smaller cap, half as large, has a quarter of that beside."""
 _BESIDE = 0.25
@@ -218,7 +218,7 @@ class NetworkCountsPlan(Aggregates):
         )
 
     def not_covered(self, plan: StudyPlan) -> tuple[str, ...]:
-        """How many persons there are."""
+        """Sentence that the number of persons is not protected."""
         return (
             "How many persons are in the network: two networks of the same size are compared, with one person "
             "replaced; their number is told without noise.",

@@ -162,7 +162,7 @@ class SumCoordinator:
         return mask(seed, self.terms.coordinates)
 
     def _lost_masks(self, site: int, alive: Collection[int]) -> Words:
-        """What the survivors' masks with a lost site add up to: the negative of its masks with them."""
+        """Sum of the survivors' masks with a lost site: the negative of that site's masks with them."""
 
         def holds(found: bytes) -> bool:
             made = X25519PrivateKey.from_private_bytes(found)

@@ -1,4 +1,4 @@
-r"""What a site adds to a secure sum of one coefficient: bounded influences of its records, and their squares.
+r"""A site's contribution to a secure sum of one coefficient: bounded influences of its records, and their squares.
 
 With ψ the efficient influence of the coefficient (`shared.mechanisms.moments.influence`) at a place that is public,
 :math:`q = \max(-C, \min(C, \psi))`, and a the site's weight, a record's row is
@@ -6,13 +6,14 @@ With ψ the efficient influence of the coefficient (`shared.mechanisms.moments.i
 .. math:: (a \, q, \; h \, a \, q^2), \qquad a C \le A, \quad C \le C_{max}, \quad h = \sqrt 2 / C_{max}.
 
 Rows lie on a parabola, and no two are further apart than 2 A: their squared distance over a² is
-:math:`(q - q')^2 (1 + h^2 (q + q')^2)`, which for h C ≤ √2 is largest at the ends. So the squares, which tell how much
-the records say, cost nothing beside the sum of q. Whatever place, weight and cut a coordinator sends, A and C_max are
-held by `SumLook.rows`.
+:math:`(q - q')^2 (1 + h^2 (q + q')^2)`, which for h C ≤ √2 is largest at the ends. So the squares, which estimate the
+information in the records, add nothing to the sensitivity of the sum of q. Whatever place, weight and cut a coordinator
+sends, `SumLook.rows` enforces A and C_max.
 
-The influence is insensitive to small errors of the place one by one, and not to two at once: risk-set means that are
-off times a level that is off. A moments release tells effects, and hardly the level: how many events are expected of
-the site's records. So each site tells its events and these, with noise of its own (`noisy_level`).
+The influence is insensitive to a small error in any one part of the place, but not to the product of two: that of the
+risk-set means times that of the level. A moments release determines effects well, but hardly the level: the number of
+events expected of the site's records. So each site sends its observed and its expected events, with noise of its own
+(`noisy_level`).
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class ModelAt:
 
 @dataclass(frozen=True, kw_only=True)
 class SumLook(ModelAt):
-    """Where one site's records are looked at from, and what the public model expects of them there.
+    """Point at which the influences of one site's records are evaluated, and the public model's expectations there.
 
     Args:
         bounds: of the plan. along: (p,) d, in the coefficient's unit. means: (intervals,) d'x̄.

@@ -60,14 +60,14 @@ def sealed(own: X25519PrivateKey, public: bytes, way: tuple[int, int], text: byt
 
 
 def opened(own: X25519PrivateKey, public: bytes, way: tuple[int, int], box: bytes, terms: SumTerms) -> bytes:
-    """What `sealed` hid.
+    """Plaintext of a sealed box; the inverse of `sealed`.
 
     Args:
         own: this site's private key of this sum.
         public: the key of the site that sealed it, 32 bytes.
-        way, terms: as it was sealed with.
-        box: what `sealed` returned.
-    Raises: IntegrityRefusal: other keys, another way or other terms, or a box that was touched.
+        way, terms: as given to `sealed`.
+        box: returned by `sealed`.
+    Raises: IntegrityRefusal: other keys, another way or other terms, or a box that was modified.
     """
     try:
         return ChaCha20Poly1305(_agreed(own, public, b"shares", way, terms)).decrypt(bytes(12), box, terms.digest)

@@ -1,7 +1,7 @@
-"""What sites and coordinator say to each other in a secure sum: frozen values, and their one form in bytes.
+"""Messages between sites and coordinator in a secure sum: frozen values, each with one encoding in bytes.
 
-Canonical JSON, bytes as base64, the kind and the digest of the sum's terms in each. Nothing is read beyond a length
-that follows from the terms, and nothing that is not exactly the bytes that the same message would be written as.
+The encoding is canonical JSON, bytes as base64, with the message's kind and the digest of the sum's terms. A message is
+refused if it is longer than its terms allow, or differs from its own canonical encoding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOST_EVENTS = 1e9
 
 
 class Lists:
-    """What sites agree to in writing, each once: who is in the sum, and whose numbers are in it."""
+    """The lists of a secure sum that each site signs once: the members, and the survivors whose numbers are in it."""
 
     MEMBERS = "members"
     SURVIVORS = "survivors"
@@ -86,7 +86,7 @@ class _Message(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ToldLevel(_Message):
-    """What a site tells of its level before the sum: events, and what it is charged with, each with noise."""
+    """A site's level before the sum: events, and events expected under the model (`charges`), each with noise."""
 
     kind: ClassVar[str] = "level"
     sender: int
@@ -214,7 +214,7 @@ class SumAssent(_Message):
 
 @dataclass(frozen=True, kw_only=True)
 class Survivors(_Message):
-    """Whose masked numbers the coordinator has, as it asks the sites to agree to."""
+    """Sites whose masked numbers the coordinator has received: the list that it sends them to sign."""
 
     kind: ClassVar[str] = "survivors"
     sites: tuple[int, ...]

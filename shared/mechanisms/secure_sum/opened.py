@@ -35,11 +35,11 @@ _SIGMAS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class SumPart:
-    """What the coordinator sent a survivor, and what it told before: none of its numbers in the sum.
+    """A survivor's look, and the level that it sent before the sum; none of its numbers in the sum.
 
     Args:
-        look: from where its records were looked at, its weight and cut.
-        events, charges: as it told them, with their noise (`influences.noisy_level`).
+        look: at which its influences were evaluated.
+        events, charges: as it sent them, with noise (`influences.noisy_level`).
     """
 
     look: AnySentLook
@@ -85,7 +85,7 @@ class OpenedSum:
 
     @property
     def survivors(self) -> Survivors:
-        """Whose numbers are in the sum."""
+        """Sites whose numbers are in the sum."""
         return Survivors(sites=tuple(self.parts))
 
     @property
@@ -95,7 +95,7 @@ class OpenedSum:
 
     @property
     def start(self) -> tuple[float, ...]:
-        """The coefficients that all sites were looked at with."""
+        """Coefficients at which the influences of all sites were evaluated."""
         start = next(iter(self.parts.values())).look.start
         return start if isinstance(start, tuple) else (start,)
 
@@ -105,9 +105,9 @@ class OpenedSum:
         return sha256_hex(self.to_bytes())
 
     def verify(self, plan: StudyPlan) -> None:
-        """Whether it is a sum that the plan allows, and as many members as it asks for have signed.
+        """Check that the plan allows this sum, and that at least the threshold of sites signed the survivors.
 
-        Raises: IntegrityRefusal (other terms, fewer survivors, looks that no one answer can be read from, a number
+        Raises: IntegrityRefusal (other terms, too few survivors, looks that differ in what they must share, a number
             that no sum of these sites can have), SignatureRefusal.
         """
         from shared.mechanisms.secure_sum.plan import SecureSumPlan

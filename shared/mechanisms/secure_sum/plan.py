@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["SecureSumPlan", "SummedTerm"]
 
 _NUMBERS = 2
-"""That are summed of one coefficient: of the influences, and of their squares."""
+"""Numbers that are summed per coefficient: the influences, and their squares."""
 _ROUNDED = 1.01
-"""What rounding to the grid adds to the sensitivity is a hundredth at most, and is paid for beforehand."""
+"""Factor by which the noise is raised for rounding to the grid, which adds at most 1 % to the sensitivity."""
 _LEAST_SHARE = 0.01
 
 MEASURED_FROM = 1.0
@@ -182,7 +182,7 @@ class SecureSumPlan(Aggregates):
 
     @property
     def vectors(self) -> bool:
-        """Whether a record adds a vector, be it of one coefficient."""
+        """True if each record contributes a vector to the sum, with one entry per coefficient (even for only one)."""
         return bool(self.further) or self.places == "together"
 
     def bounds(self, plan: StudyPlan) -> Bounds | VectorBounds:
@@ -215,7 +215,7 @@ class SecureSumPlan(Aggregates):
 
     @property
     def interval_doubt(self) -> str:
-        """What is known to be wrong with the interval of such a plan's sum, in a sentence; blank where nothing is."""
+        """Known defect of the sum's interval under this plan, in a sentence; blank where none is known."""
         if self.epsilon >= MEASURED_FROM:
             return ""
         return (
@@ -224,7 +224,7 @@ class SecureSumPlan(Aggregates):
         )
 
     def review(self, plan: StudyPlan) -> list[ChecklistLine]:
-        """Who sees how much, and whether a planned analysis is answered by the sum."""
+        """Checklist: ε against each group of colluding parties; warnings on the interval and the planned analyses."""
         from shared.estimands.questions import parse_estimand
         from shared.terminal import ChecklistLine
 
@@ -380,7 +380,7 @@ class SecureSumPlan(Aggregates):
         return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng, effects=effects)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
-        """Whether a question is the planned model itself."""
+        """True if a question is the planned model itself."""
         return self._first(plan).plans(plan, question)
 
     def question(self, plan: StudyPlan) -> Estimand:
@@ -436,7 +436,7 @@ class SecureSumPlan(Aggregates):
 
 
 def _who(row: TrustRow, sites: int) -> str:
-    """Who looks together, in words.
+    """Colluding parties of a row, in words.
 
     >>> [_who(TrustRow(count, 1.0), 6) for count in (0, 1, 3, 5)]
     ['the coordinator', 'the coordinator and 1 site', 'the coordinator and 3 sites', 'the coordinator and all 5 others']

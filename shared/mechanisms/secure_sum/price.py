@@ -1,9 +1,9 @@
-r"""What a secure sum tells, by who looks together: four rows, from the coordinator alone to everybody else.
+r"""Privacy loss of a secure sum by colluding parties: four rows, from the coordinator alone to everybody else.
 
-The noise of a site is known to that site, and gone where the site is lost. Whoever looks together with m sites at a sum
-of which d may be missing sees one site's records behind the noise of h = max(K - d - m, 1) sites, that site's own among
-them, so that the noise's variance is h / (K - d - c) of what the plan says. What each site releases by itself beside
-the sum everybody sees. From more than `SumTerms.withstood` colluders on the masks hide nothing, and h is 1.
+A site knows its own share of the noise, and the share is missing where the site drops out. A coordinator that colludes
+with m sites, in a sum of which d may drop out, sees one site's records behind the noise of h = max(K - d - m, 1) sites,
+that site among them: the noise variance is h / (K - d - c) of the plan's. Each site's own release beside the sum is
+seen by everybody. With more than `SumTerms.withstood` colluders the masks hide nothing, and h is 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TrustRow", "trust_rows"]
 
 @dataclass(frozen=True)
 class TrustRow:
-    """Who looks together, and the ε that holds of every patient of any other site.
+    """Number of sites that collude with the coordinator, and the ε for every patient of any other site.
 
     Args:
         colluders: sites that show the coordinator their records, secrets and noise.

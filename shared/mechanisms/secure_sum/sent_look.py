@@ -29,13 +29,13 @@ _MOST = 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class SentModel:
-    """What `ModelAt.charges` is made with, and every look.
+    """Parameters of a site's public model, as sent: enough for `ModelAt.level`, and a part of every look.
 
     Args:
-        level: what was added to the linear predictor: 0 before the site has told its level.
+        level: constant added to the linear predictor; 0 before the site has sent its level.
         centre, scale: (p,). effects: (predictors, 1 + p).
-        edges, cumulative: (intervals + 1,) of a survival outcome's baseline; empty of yes or no.
-        base: log odds of a yes-or-no outcome where the predictor is 0; 0 of survival.
+        edges, cumulative: (intervals + 1,) of a survival outcome's baseline; empty for a binary outcome.
+        base: log odds of a binary outcome where the predictor is 0; 0 for survival.
     """
 
     level: float
@@ -119,10 +119,10 @@ class SentModel:
 
 @dataclass(frozen=True, kw_only=True)
 class SentLook(SentModel):
-    """What `SumLook.rows` is made with.
+    """Parameters of a site's look at one coefficient, as sent: enough for `SumLook.rows`.
 
     Args:
-        start: the coefficient that all sites are looked at with, per unit of the bounds.
+        start: the coefficient at which the influences of all sites are evaluated, per unit of the bounds.
         weight, cut: a and C.
         along: (p,). means: (intervals,).
     """
@@ -140,7 +140,7 @@ class SentLook(SentModel):
 
     @staticmethod
     def of(look: SumLook, start: float, level: float) -> SentLook:
-        """What is sent of a look. A cut without an end is sent as the bounds' most, which is the same."""
+        """Parameters of a look to be sent. An infinite cut is sent as the bounds' largest, which is equivalent."""
         return SentLook(
             **SentModel._told(look, level),
             start=float(start),
@@ -166,21 +166,21 @@ class SentLook(SentModel):
         )
 
     def within(self, bounds: Bounds) -> bool:
-        """Whether weight and cut are what the plan allows."""
+        """True if weight and cut are within the plan's bounds."""
         return self.cut <= bounds.most and self.weight * self.cut <= bounds.reach * (1 + 1e-9)
 
     @property
     def common(self) -> tuple[Any, ...]:
-        """What all sites of a sum must be looked at with."""
+        """Parameters that must be the same for all sites of a sum."""
         return (self.start,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentVectorLook(SentModel):
-    """What `VectorLook.rows` is made with.
+    """Parameters of a site's look at several coefficients, as sent: enough for `VectorLook.rows`.
 
     Args:
-        start: (coefficients,) that all sites are looked at with, each per unit of the bounds.
+        start: (coefficients,) at which the influences of all sites are evaluated, each per unit of the bounds.
         weights: (coefficients,) a. whitening: (coefficients, coefficients) M.
         along: (coefficients, p). means: (coefficients, intervals).
     """
@@ -201,7 +201,7 @@ class SentVectorLook(SentModel):
 
     @staticmethod
     def of(look: VectorLook, start: Sequence[float], level: float) -> SentVectorLook:
-        """What is sent of a look."""
+        """Parameters of a look to be sent."""
         return SentVectorLook(
             **SentModel._told(look, level),
             start=tuple(float(one) for one in start),
@@ -229,13 +229,13 @@ class SentVectorLook(SentModel):
         )
 
     def within(self, bounds: VectorBounds) -> bool:
-        """Whether it is along the plan's coefficients, and they can be told apart."""
+        """True if there is one entry per coefficient of the plan, and the whitening matrix has full rank."""
         several = len(bounds.columns)
         return len(self.weights) == several and np.linalg.matrix_rank(np.array(self.whitening)) == several
 
     @property
     def common(self) -> tuple[Any, ...]:
-        """What all sites of a sum must be looked at with."""
+        """Parameters that must be the same for all sites of a sum."""
         return self.start, self.whitening
 
 
@@ -249,7 +249,12 @@ def read_look(body: Any) -> AnySentLook:
 
 
 def sent(look: SumLook | VectorLook, start: Sequence[float], level: float) -> AnySentLook:
-    """What is sent of a look at these coefficients."""
+    """Parameters of a look, to be sent to its site.
+
+    Args:
+        start: the coefficients at which the influences are evaluated, each per unit of the bounds.
+        level: constant added to the linear predictor.
+    """
     if isinstance(look, VectorLook):
         return SentVectorLook.of(look, start, level)
     return SentLook.of(look, start[0], level)
@@ -265,7 +270,7 @@ def look_sent(sent: AnySentLook, n: int, bounds: Bounds | VectorBounds, design: 
 
 
 def is_within(sent: AnySentLook, bounds: Bounds | VectorBounds) -> bool:
-    """Whether a sum that was looked at so can be read under the plan's bounds."""
+    """True if a look is of the kind of the plan's bounds and within them."""
     if isinstance(sent, SentVectorLook):
         return isinstance(bounds, VectorBounds) and sent.within(bounds)
     return isinstance(bounds, Bounds) and sent.within(bounds)

@@ -140,7 +140,10 @@ class SumSite:
         return MaskedValue(sender=self.place, words=words.astype("<u8").tobytes())
 
     def require_members(self, agreement: Agreement) -> None:
-        """Whether enough others saw the same members. Raises: IntegrityRefusal, SignatureRefusal, ReplayRefusal."""
+        """Check that enough members signed the list of members that this site saw.
+
+        Raises: IntegrityRefusal, SignatureRefusal, ReplayRefusal.
+        """
         self._next("mask")
         agreement.require(self.terms, Lists.MEMBERS, self._members)
 

@@ -82,10 +82,10 @@ def site_answer(step: SumStep, place: int, content: bytes, terms: SumTerms) -> S
 
 @dataclass(frozen=True, kw_only=True)
 class LookOrder:
-    """What a site is asked with in the first two steps.
+    """Content of an order in the first two steps.
 
     Args:
-        look: its own. pilots: place to the SHA-256 of the release, of all by which the looks were found.
+        look: of this site. pilots: place to the SHA-256 of its pilot release, of all from which the looks were made.
     """
 
     look: AnySentLook

@@ -1,4 +1,4 @@
-r"""What a site adds to a secure sum of one coefficient or several: of each record one vector of influences.
+r"""A site's contribution to a secure sum of one coefficient or several: one vector of influences per record.
 
 With ψ the influences of the coefficients at a public place, a the site's weights, one for each coefficient, and M a
 matrix that is the same for all sites, a record's vector is
@@ -67,7 +67,7 @@ class VectorBounds:
 
 @dataclass(frozen=True, kw_only=True)
 class VectorLook(ModelAt):
-    """Where one site's records are looked at from for several coefficients, and what the public model expects of them.
+    """Point at which one site's influences on several coefficients are evaluated, and the model's expectations there.
 
     Args:
         bounds: of the plan. along: (coefficients, p) d, each in its unit. means: (coefficients, intervals) d'x̄.

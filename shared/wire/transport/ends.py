@@ -1,4 +1,4 @@
-"""What both ends of the channel agree on: names, caps, options, and the credentials that each shows."""
+"""Conventions of both ends of the channel: names, caps, options, and the credentials that each shows."""
 
 from __future__ import annotations
 

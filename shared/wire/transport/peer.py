@@ -1,4 +1,4 @@
-"""Who calls: the other end by its certificate or token, and one call of its."""
+"""Caller's identity, by its certificate or token, and the state of one call."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
 
 @dataclass(kw_only=True)
 class Call:
-    """One call in the making: who calls, and what it is about (a digest, set by the handler, for the log's line).
+    """One call in progress: the caller, and its subject (a digest, set by the handler, for the log's line).
 
-    `left` says whether whoever called has gone, or the deadline has passed: what is still computed is for nobody.
-    `begun` is told when what waited for a place is computed.
+    `left` returns True if the caller has gone or the deadline has passed: further work on the call is wasted.
+    `begun` is called when work that waited for a free place starts.
     """
 
     peer: Peer

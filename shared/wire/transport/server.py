@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """What may be called at a port, and what one call may take.
+    """Methods offered at a port, their handlers, and the limits of one call.
 
     Args:
         name: full name of the service.
@@ -121,7 +121,7 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class PortSettings:
-    """How a port is opened, of gRPC and of HTTPS alike.
+    """Settings of a port, the same for gRPC and HTTPS.
 
     Args:
         listen: ``host:port``; port 0 takes a free one.
@@ -129,7 +129,7 @@ class PortSettings:
             restart.
         workers: threads that answer.
         limits: what one address and one peer may take.
-        observe: told what became of each call, on the loop's thread.
+        observe: called with the outcome of each call, on the loop's thread.
     """
 
     listen: str
@@ -351,7 +351,7 @@ class Server:
         self._door.log_refusal("refused", who, name, code, text=f"{now} {who} {name} {code} -")
 
     async def _known(self, context: Any, connection: GuardedConnection) -> Peer:
-        """Who calls, if it may call now; of the message nothing is read. Raises: the refusal."""
+        """Authenticated and admitted caller; the message is not read. Raises: the refusal of any other."""
         left = context.time_remaining()
         if left is None or not math.isfinite(left) or left > self._service.longest:
             raise NetworkRefusal(f"a call must have a deadline of at most {self._service.longest:g} seconds")
@@ -479,7 +479,7 @@ class Server:
             self._ended(turn, steps)
 
     async def _worked(self, turn: _Turn, work: Callable[[], T]) -> T:
-        """What `work` returns, run in a thread when this peer and the pool have one free; retried on `RetryLater`."""
+        """Result of `work`, run in a thread once this peer and the pool have one free; retried on `RetryLater`."""
         guest, wait, until = turn.guest, 0.05, self._loop.time() + PATIENCE
         turn.worked = True
         while True:
@@ -521,7 +521,7 @@ class Server:
 
 
 class _Guest:
-    """What one peer takes of a server now."""
+    """Current use of a server by one peer: calls, threads, and message rate."""
 
     def __init__(self, key: str, share: int) -> None:
         self.key, self.calls, self.steps = key, 0, 0
