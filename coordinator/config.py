@@ -41,20 +41,20 @@ def default_home() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Quotas:
-    """What a coordinator keeps for others. Bytes; a share of 1 MB at least.
+    """Quotas of a coordinator: bytes stored for others, how long they are kept, and rates of calls.
 
     Args:
-        quarantine: refused bundles of one site; of more, the oldest are deleted, their digests and reasons kept.
+        quarantine: bytes of one site's refused bundles; above it the oldest are deleted, their digests and reasons not.
         quarantine_days: days after which the bytes of a refused bundle are deleted.
-        staging: bundles of one site that are under way; for a newer one the oldest are given up.
-        anchors: signed heads of one site's ledger; a site that has more is refused.
-        answers: answers to analysts' questions in all, and a quarter of it those that one token was first to ask; of
-            more, the oldest are deleted. Their lines of the record stay, and the question can be asked again.
+        staging: bytes of one site's unfinished uploads; a newer upload displaces the oldest.
+        anchors: bytes of one site's signed ledger heads; a site at its quota is refused.
+        answers: bytes of all stored answers to analysts, a quarter of it for those that one token was first to ask;
+            above it the oldest are deleted. Their lines of the record stay, and the question can be asked again.
         answer_days: days after which an answer is deleted.
-        estimates: sites' estimates that no process need work out again; of more, those are deleted that nobody has
-            asked for the longest.
+        estimates: bytes of cached estimates of sites; above it those whose question was least recently asked are
+            deleted.
         calls: calls a minute of one site.
-        anchor_calls: heads a minute of one site.
+        anchor_calls: ledger heads a minute of one site.
         refused_a_day: releases of one site that may be refused for their content in a day.
     Raises: ParameterError, at construction.
     """
@@ -79,10 +79,10 @@ class Quotas:
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisSettings:
-    """How often analysts may ask, and what one question may take.
+    """Rate limits of analysts' questions, and the resources that one question may use.
 
     Args:
-        rate: questions a minute that one token may ask for long; 0 for no limit.
+        rate: sustained rate of one token, in questions a minute; 0 for no limit.
         burst: questions that it may ask at once after a pause.
         at_once: questions that are computed at the same time, each in a process; further ones wait, and none of a
             token waits for another token's.
@@ -103,7 +103,7 @@ class AnalysisSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """How the service writes its log: the table ``[logging]``.
+    """Settings of the service's log: the table ``[logging]``.
 
     Args:
         format: ``text``, or ``json``: one object a line.
@@ -331,7 +331,7 @@ class CoordinatorConfig:
 
     @property
     def analysis_settings(self) -> AnalysisSettings:
-        """How often analysts may ask, and what one question may take."""
+        """Rate limits of analysts' questions, and the resources that one question may use."""
         return AnalysisSettings(
             rate=self.analyst_rate,
             burst=self.analyst_burst,
@@ -344,7 +344,7 @@ class CoordinatorConfig:
 
     @property
     def web_settings(self) -> dict[str, str] | None:
-        """What the HTTPS server is told: where it listens, its files, its provider, and where gRPC is dialled.
+        """Settings of the HTTPS server: its listening address, files and identity provider, and the gRPC address.
 
         None for no server.
         """
@@ -369,7 +369,7 @@ class CoordinatorConfig:
 
     @property
     def quotas(self) -> Quotas:
-        """What one site and one token may leave here."""
+        """Quotas of one site and of one token."""
 
         return Quotas(
             quarantine=self.site_refused_mb << 20,

@@ -187,7 +187,7 @@ def _form(node: ast.Constant | ast.JoinedStr) -> str | None:
 
 
 def _prose(form: str) -> bool:
-    """Whether people read it: several words with a space between them."""
+    """True if a text is prose for people: at least two words with a space between them."""
     bare = re.sub(r"\{\d+\}", " ", form)
     return len(WORDS.findall(bare)) >= 2 and " " in form.strip() and not re.fullmatch(r"[\w.]+( [\w.]+)?", form)
 

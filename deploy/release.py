@@ -35,7 +35,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 def git(*words: str) -> str:
-    """What git answers in the repository."""
+    """Output of a git command in the repository, stripped."""
     return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -71,7 +71,7 @@ def committed() -> Iterator[Path]:
 
 
 def archive(form: str, prefix: str = "") -> bytes:
-    """What git has committed, as one file: ``tar`` or ``tar.gz``."""
+    """Archive of the commit that is checked out: ``tar`` or ``tar.gz``."""
     words = ["git", "-C", str(ROOT), "archive", f"--format={form}", f"--prefix={prefix}", "HEAD"]
     return subprocess.run(words, check=True, capture_output=True).stdout
 
@@ -88,7 +88,7 @@ def build(tree: Path, out: Path) -> Path:
 
 
 def documents(tree: Path, out: Path) -> None:
-    """What whoever installs it reads and copies, and no wheel has: the source, and the manual pages."""
+    """Write what is part of a release beside the wheels: the source archive and the manual pages."""
     name = f"tributary-meta-{version()}"
     (out / f"{name}.tar.gz").write_bytes(archive("tar.gz", f"{name}/"))
     man = [sys.executable, str(tree / "deploy" / "man.py"), str(out / "man")]

@@ -111,7 +111,7 @@ def titled(name: str, title: str, body: Schema) -> Schema:
 
 
 def appetite() -> Schema:
-    """What a site accepts: its floors, its mechanisms, its caps and who decides (`site-agent ig-pack`)."""
+    """Schema of a site's risk appetite: its floors, mechanisms, caps and approvers (`site-agent ig-pack`)."""
     number = {"type": ["number", "null"]}
     words = {"type": "array", "items": {"type": "string"}}
     study = {

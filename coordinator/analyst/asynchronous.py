@@ -54,7 +54,7 @@ class AsyncConnection:
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="tributary-analyst")
 
     async def call(self, work: Callable[P, T], *args: P.args, **how: P.kwargs) -> T:
-        """What `work` returns, run by one of this connection's threads."""
+        """Result of `work`, run in one of this connection's threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, functools.partial(work, *args, **how))
 
     async def studies(self) -> ResultTable:
@@ -145,7 +145,7 @@ class AsyncStudy:
         return await self._call(self.study.result, result_id)
 
     async def explain(self, result_id: str) -> Explanation:
-        """What an answer rests on."""
+        """Provenance of an answer."""
         return await self._call(self.study.explain, result_id)
 
     async def log(self) -> Log:

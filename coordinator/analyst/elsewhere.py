@@ -51,7 +51,7 @@ _BY_STATSMODELS = {"FE": "dl", "DL": "dl", "PM": "iterated"}
 
 
 class WholeAnswer(Protocol):
-    """What a summary asks of an answer."""
+    """Answer that can be drawn in full, on a terminal and as HTML: all that a summary needs of it."""
 
     def show_whole(self, out: Console) -> None:
         """Draw all of it."""
@@ -192,7 +192,7 @@ def statsmodels_result(document: Mapping[str, Any]) -> Any:
 
 
 def methods_text(document: Mapping[str, Any]) -> list[str]:
-    """What a paper's methods section has to say of an answer, in sentences; each number with its scale.
+    """Sentences for the methods section of a paper that reports an answer; each number with its scale.
 
     Args:
         document: the answer.

@@ -52,7 +52,7 @@ Diagnostics = Annotated[bool, further_option("--diagnostics", help="Also leave-o
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingOptions:
-    """How estimates are pooled."""
+    """Options of the pooling of estimates: the estimator of τ², the test and the coverage of intervals."""
 
     method: Annotated[str, pooling_option("--method", help=f"FE, or tau² by {', '.join(METHODS[1:])}.")] = "REML"
     test: Annotated[
@@ -68,7 +68,7 @@ class PoolingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FurtherOptions:
-    """What else is asked of a pooled result (`coordinator.pooling.further.analyses`)."""
+    """Options of further analyses of a pooled result (`coordinator.pooling.further.analyses`)."""
 
     bayes: Bayes = False
     exact: Exact = False

@@ -45,7 +45,7 @@ def _asking(kind: Kind) -> Callable[..., Result]:
 
 
 class Questions:
-    """What can be asked by a name of its own; `query` asks it."""
+    """One method for each kind of question; a subclass implements `query`, which sends it."""
 
     @abstractmethod
     def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:

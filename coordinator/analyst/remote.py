@@ -116,14 +116,14 @@ def _counted(lines: list[dict[str, Any]]) -> dict[str, int]:
 
 
 class Caller(Protocol):
-    """What carries a question to the service that answers it: a network's client, or this process."""
+    """Client of the service that answers questions: over the network, or in this process."""
 
     def call(self, method: str, request: Any, *, timeout: float) -> Any:
-        """What the method answers. Raises: its refusal."""
+        """Reply of the service's method to `request`. Raises: the refusal that it answers with."""
         ...
 
     def close(self) -> None:
-        """Carry no more."""
+        """Close the client; it makes no further calls."""
         ...
 
 

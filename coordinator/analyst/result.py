@@ -45,7 +45,7 @@ _ON_CURVES = ("time", "survival", "lower", "upper", "at_risk", "events")
 
 
 class ResultOrigin(Protocol):
-    """What a result asks of its study."""
+    """Study that a result comes from, with the methods that a result calls."""
 
     def dictionary(self, column: str = "") -> ResultTable:
         """The study's columns."""

@@ -1,4 +1,4 @@
-"""How a pooled result is shown: on the terminal, and as a figure, alike for analysts and for the study lead."""
+"""Display of a pooled result on the terminal and as a figure, the same for analysts and for the study lead."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def sides(text: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureContent:
-    """What a figure of a pooled result shows beside the result.
+    """Content of a figure of a pooled result, apart from the result itself.
 
     Args:
         title, note: above it, and one line under the title.
         columns: of a forest plot, head -> (label -> cell), beside its rows.
         group: name and (label -> level) of the subgroups of a forest plot.
-        favours: what lies left and right of its null line.
+        favours: labels left and right of its null line.
         sort: order of its rows, or of a cumulative figure's (`coordinator.pooling.further.refits.ordered`); as they are
             when empty.
         ranked: label -> value that the rows are sorted by instead, as by year.
@@ -154,7 +154,7 @@ class PooledText:
 
     @property
     def marked(self) -> tuple[tuple[str, tuple[str, ...], str], ...]:
-        """What stands below the figures: its word, its lines, and how a terminal shows them."""
+        """Blocks of lines below the figures: (heading, lines, terminal style) of each."""
         return (("left out", self.left_out, "yellow"), ("note", self.notes, "dim"))
 
 

@@ -1,4 +1,4 @@
-"""What an analyst sees of a document: tables, records, explanations and figures, each of one JSON answer."""
+"""Views of a document for analysts: tables, records, explanations and figures, each of one JSON answer."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def drawn(draw: Callable[[Path], object], title: str, path: str | Path | None, k
 
 
 def effect_of(document: Mapping[str, Any]) -> str:
-    """What the estimates are called; a coordinator of version 0.1 does not say."""
+    """Name of the effect measure, in lower case; by the scale in documents of version 0.1, which do not name it."""
     return str(document.get("effect", "")).lower() or ("ratio" if document["scale"] == "log" else "estimate")
 
 
@@ -335,7 +335,7 @@ def title_of(document: Mapping[str, Any]) -> str:
 
 
 def caption_of(document: Mapping[str, Any]) -> str:
-    """What stands under a title; an answer that was kept by an earlier version has less of it."""
+    """Caption below the title; composed of study, wave and provenance for answers stored by an earlier version."""
     return str(document.get("caption") or f"{document['study']}, wave {document['wave']}. {document['told']}")
 
 

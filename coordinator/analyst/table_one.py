@@ -56,7 +56,7 @@ class TableOne(Shown):
 
     @property
     def heading(self) -> str:
-        """What it is of, and that no record was read."""
+        """Heading: the subject, study and wave, and the statement that estimates are from releases, not records."""
         level, subject = 100 * self.document["asked"]["level"], self.document["title"].partition(":")[0]
         return (
             f"{subject} of {self.document['study']}, wave {self.document['wave']}. {_PRIVATISED} "
@@ -65,7 +65,7 @@ class TableOne(Shown):
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What the intervals may not hold, each once."""
+        """Distinct cautions on the intervals, of the whole table and of its cells."""
         of_cells = [said for line in self.document["table"] for said in line["cautions"]]
         return tuple(dict.fromkeys([*self.document["cautions"], *of_cells]))
 

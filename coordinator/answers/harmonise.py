@@ -281,13 +281,13 @@ def named(column: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Harmonisation:
-    """What is mapped, onto whose scale, and by which densities.
+    """Settings of a harmonisation: the columns to map, the reference site, and the study of the densities.
 
     Args:
         column: one column, or two or three whose density was released together: then they are mapped together.
-        to: the site whose scale counts.
+        to: the reference site, onto whose scale the others are mapped.
         source: the study of densities; `beside` the study of rows if blank.
-        draws: of the bootstrap of the maps.
+        draws: bootstrap draws of the maps.
     """
 
     column: str | Sequence[str]
@@ -425,10 +425,10 @@ class _Scale:
 
 @dataclass(frozen=True)
 class _SiteMapped:
-    """What a site's map did to its rows.
+    """Effect of a site's map on its rows and on its estimate.
 
     Attributes:
-        through, bands, outside: the map, where its redraws lie, and rows beyond it.
+        through, bands, outside: the map, its bootstrap bands (95 %), and the number of rows outside its bounds.
         moved: the site's estimate through each redrawn map; empty where it has none.
     """
 
@@ -505,7 +505,7 @@ def _warned(known: Mapping[str, Known], columns: tuple[str, ...], alike: tuple[s
 
 
 def _bands(here: ColumnsMap, redrawn: Sequence[ColumnsMap], columns: tuple[str, ...]) -> dict[str, Floats]:
-    """Column to (4, points): its values, where they go, and between what that lies (95 %)."""
+    """Column to (4, points): its values, their mapped values, and the lower and upper ends of the 95 % bands."""
     out = {}
     for axis, name in enumerate(columns):
         points = here.line_of(axis, 65)

@@ -146,7 +146,7 @@ class PooledAnswer:
 
     @property
     def caption(self) -> str:
-        """What stands under the title: the exact question and where its numbers come from."""
+        """Caption below the title: the exact question and the provenance of its numbers."""
         exact = f"{self.study}, wave {self.wave}: {asked(self.term, self.estimand)}."
         return " ".join(filter(None, (f"{self.detail}." if self.detail else "", exact, self.provenance)))
 

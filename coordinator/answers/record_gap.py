@@ -1,4 +1,4 @@
-"""How far a pooled answer lies from the one that the records themselves would give, as far as that can be known."""
+"""Gap between a pooled answer and the answer that the records themselves would give, as far as it can be known."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
-    """Site of released rows to the persons, per row, that its flow was fitted on where these are others; else None."""
+    """Site of released rows to training persons per released row, if the flow was fitted on others; else to None."""
     out: dict[str, float | None] = {}
     for site, releases in held.parts.items():
         receipt = releases[-1].receipt
@@ -34,7 +34,7 @@ def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
 
 
 def unknown_gap(held: ReleaseSelection, known: Collection[str]) -> str:
-    """Why no number is told of how far the records' own estimate lies; empty where the number was seen to hold."""
+    """Reason why the gap is unknown at sites of released rows not in `known`; empty where it can be estimated."""
     drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
     drawn = {site: receipt for site, receipt in drawn.items() if kind(receipt.mechanism).draws_rows}
     unseen = sorted(site for site, receipt in drawn.items() if receipt.posture in ("public", "private"))

@@ -1,9 +1,9 @@
-"""Which releases a question is answered from: the table as of a wave, site by site.
+"""Selection of the releases that a question is answered from: the table as of a wave, site by site.
 
-What that table is follows from what each release did with persons released before: under ``append`` a release adds
-rows to the earlier ones, under ``refresh`` and ``frozen`` it replaces them (a frozen release holds the earlier rows
-itself). A wave that was closed can also be asked as of one of its revisions: then nothing counts that the log took up
-after it, and the answer stays what it was. What was withdrawn counts in no answer; the answer says what is lacking.
+The table depends on how releases treat persons released before: under ``append`` a release adds rows to the earlier
+ones, under ``refresh`` and ``frozen`` it replaces them (a frozen release holds the earlier rows itself). A closed wave
+can also be queried as of one of its revisions: releases that entered the log after it are then left out, and the answer
+stays what it was. A withdrawn release counts in no answer; the answer names what is missing.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ PAGE_BYTES = 900 << 10  # of a list: what stands around it goes into a megabyte,
 
 @dataclass(frozen=True, kw_only=True)
 class Delivered:
-    """What has been delivered of a study.
+    """Deliveries of a study.
 
     Args:
         sites: site to its waves, persons by wave, posture and ε.
         last_day: day of the last delivery; None before the first.
-        held: site to the ids of the releases that its table is made of now.
-        uncovered: what no ε covers, in the words of each site's newest receipt, to the sites whose receipt says it.
+        held: site to the ids of the releases that make up its current table.
+        uncovered: each `not_covered` sentence of the sites' newest receipts, to the sites whose receipt has it.
     """
 
     sites: Mapping[str, dict[str, Any]]
@@ -62,10 +62,10 @@ class Delivered:
 
 
 class DeliveredSites:
-    """What each site has delivered of a study, and what it paid. Safe for many threads.
+    """Cache of the deliveries of each study, and of the prices of releases. Safe for many threads.
 
-    What was found of a study stands as long as the log has not grown: nothing is delivered, withdrawn or deleted
-    without an entry.
+    A cached study is valid as long as the log has not grown: nothing is delivered, withdrawn or deleted without an
+    entry.
     """
 
     def __init__(self, store: Store) -> None:
@@ -74,7 +74,7 @@ class DeliveredSites:
         self._found: OrderedDict[str, tuple[int, Delivered]] = OrderedDict()
 
     def of(self, study: str) -> Delivered:
-        """What is delivered of a study."""
+        """Deliveries of a study, read anew if the log has grown."""
         size = self._store.entries()
         with self._guard:
             known = self._found.get(study)
@@ -105,7 +105,7 @@ class DeliveredSites:
         for site, digest in sorted(newest.items()):
             receipt = receipts[digest]
             sites[site] |= {"posture": receipt.posture, "study_epsilon": receipt.stated_study_epsilon}
-            # What a withdrawn release took as given, the study's total still does.
+            # The study's total still depends on the conditions of a withdrawn release.
             given = all_given(paid[site]) if receipt.stated_epsilon is not None else receipt.given
             sites[site]["epsilon_given"] = given
             for sentence in receipt.not_covered:
@@ -182,7 +182,7 @@ def uncompared(store: Store, used: Collection[str]) -> tuple[str, ...]:
 
 
 def uncompared_caution(sites: Sequence[str]) -> str:
-    """What a reader must know of an answer from before these sites have compared."""
+    """Caution on an answer after a restore from a backup, while these sites have not compared their releases."""
     have = "have" if len(sites) > 1 else "has"
     return (
         f"The coordinator was put back from a backup, and {', '.join(sites)} {have} not compared since: "
@@ -230,7 +230,7 @@ def holding(
 
 
 def _opened(store: Store, parts: Mapping[str, tuple[AcceptedRelease, ...]], cut: _Cut) -> StoredSum | None:
-    """What was opened under the plan of these releases, unless the log took it up after the revision asked for."""
+    """Secure sum opened under a plan of these releases; None if there is none, or the log has it only after `cut`."""
     every = [release for releases in parts.values() for release in releases]
     for plan in sorted({release.plan_hash for release in every if kind(release.receipt.mechanism).follow}):
         found = store.opened_sum(plan)

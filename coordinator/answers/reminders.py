@@ -56,7 +56,7 @@ def _address(text: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Where reminders go.
+    """Destinations of reminders: a webhook, and addresses at a mail server.
 
     Args:
         webhook: address that takes a POST of JSON; https, or this machine. It may hold a secret, and is shown nowhere.
@@ -66,7 +66,7 @@ class Notify:
         user: name at the mail server; blank for none.
         sender: address that mails are from.
         lead: addresses that every mail goes to.
-        sites: site to its steward's address; a site without one is told of to `lead` alone.
+        sites: site to its steward's address; of a site without one, only `lead` is notified.
     Raises: ConfigRefusal, at construction.
     """
 

@@ -1,4 +1,4 @@
-"""What a question asks of which site: its columns and levels held against each site's version of the plan."""
+"""Resolution of a question for each site: its columns and levels are checked against the site's version of the plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What each site's releases answer: its estimates and their variance, what a reader must know of each, and a cache.
+"""Estimates of each site from its releases, with their variances and cautions, and a cache of them.
 
-Nothing is fitted again for another pooling, or for another site's new release.
+No estimate is fitted again for another pooling, or for another site's new release.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ LOOKED_AT = 64
 
 @dataclass(kw_only=True)
 class _Known:
-    """What is kept of one site's table."""
+    """Cached data of one site's table: its surrogate sampler and its rows, each None until a question needs it."""
 
     surrogate: SurrogateSampler | None = None
     rows: QuestionRows | None = None
@@ -105,10 +105,10 @@ Place = tuple[str, ...]
 
 
 class KeptAnswers(Protocol):
-    """Where sites' estimates are kept for other processes: `coordinator.services.compute.kept_estimates`."""
+    """Store of sites' estimates shared between processes: `coordinator.services.compute.kept_estimates`."""
 
     def of(self, about: Sequence[str], places: Collection[Place]) -> dict[Place, list[Estimate]]:
-        """What is kept of a question at these places."""
+        """Stored estimates of a question at these places; a place without any is left out."""
 
     def add(
         self, about: Sequence[str], study: str, made: Mapping[Place, Sequence[Estimate]], used: Collection[str]
@@ -143,10 +143,10 @@ class EstimateCache:
         self._latest: list[tuple[str, ...]] = []
         self._lock = threading.Lock()
         self.kept: KeptAnswers | None = None
-        """What other processes worked out, and this one leaves for them; None for nothing."""
+        """Store shared with other processes; None if there is none."""
 
     def answers(self, about: Sequence[str], places: Collection[Place]) -> dict[Place, Sequence[Estimate]]:
-        """What is known of a question at these places."""
+        """Cached estimates of a question at these places, of this process or shared; others are left out."""
         found, keys = dict[Place, Sequence[Estimate]](), {place: (tuple(about), place) for place in places}
         with self._lock:
             for place, key in keys.items():
@@ -302,10 +302,10 @@ def answers_of_sites(
 
 
 def _place(held: ReleaseSelection, *sites: str) -> Place:
-    """What a site's answer to a question rests on, or that of several together.
+    """Cache key of a site's answer to a question, or of the joint answer of several sites.
 
-    The bundles' digests are the table, what is behind them its variance; what was taken back is what else an answer's
-    own id holds.
+    The digests of the bundles identify the table, and those of the releases behind them its variance. Withdrawn bundles
+    are part of it because an answer's id depends on them.
     """
     place = [*sites] if len(sites) == 1 else [""]
     for site in sites:

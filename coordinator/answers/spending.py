@@ -36,8 +36,8 @@ PRICES_KEPT, READ_AT_ONCE = 1 << 17, 1000
 
 
 class StatedPrice(NamedTuple):
-    """What a receipt says of its release's price: ε as stated, what it takes as given, itself and in a total; the
-    event, as canonical JSON."""
+    """Price of a release, as stated in its receipt: ε, the condition that ε takes as given for the release itself and
+    in the study's total, and the event as canonical JSON."""
 
     epsilon: float | None
     given: str

@@ -253,12 +253,12 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class _Arrivals:
-    """What a study's grid is made of, read once for all of its cells.
+    """Data of a study's grid of sites and waves, read once for all of its cells.
 
     Args:
         reminded: (wave, site) to the day of the last reminder.
-        rejected: (wave, site) to the day on which a person there told of it.
-        moved: site to the place in the log at which its ledger was last witnessed.
+        rejected: (wave, site) to the day on which a person there reported the rejection.
+        moved: site to the index in the log at which its ledger was last witnessed.
         last: site to the release that arrived last.
         newest: site to the newest wave that it delivered.
     """

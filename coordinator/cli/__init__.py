@@ -46,7 +46,7 @@ ROOMS = (
     federating,
     log,
 )
-"""Where a line belongs: each room's first line names its verbs."""
+"""Modules of the commands, in the order of ``--help``; the first line of each names its verbs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -153,7 +153,7 @@ def table_one(
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnOptions:
-    """What is drawn of an answer."""
+    """Options of the figure of an answer."""
 
     title: Annotated[str, drawing_option("--title", help="Title; the question if left out.")] = ""
     kind: Annotated[

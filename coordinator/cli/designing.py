@@ -1,4 +1,4 @@
-"""How a plan begins, ``plan new`` and ``plan design``, and what its next waves will bring, ``wave forecast``."""
+"""Drafting a plan, ``plan new`` and ``plan design``, and forecasting its next waves, ``wave forecast``."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is wanted, who brings it, and what it may cost."""
+    """Options of a design: the question and its precision or power, the sites and their persons, the largest ε."""
 
     question: Annotated[str, question_option("--question", help="A planned question; the first if left out.")] = ""
     term: Annotated[str, question_option("--term", help="Which of its terms; the first if left out.")] = ""
@@ -326,7 +326,7 @@ def wave_forecast(
 
 
 def _ahead(one: ForecastTerm, wanted: float | None, given: str) -> list[Any]:
-    """What the screen shows of one term; of sites that seem to be alike no second half-width."""
+    """Terminal output for one term; the second half-width is left out if sites do not seem to differ."""
     name = f"{one.question}, {one.term}" if one.term else one.question
     if one.why:
         return [(name, "bold"), (f"no forecast: {one.why}", "dim")]

@@ -1,4 +1,4 @@
-"""What the sites do together, a training of a flow or a secure sum: ``federate run``, ``federate status``."""
+"""Joint computation by the sites, the training of a flow or a secure sum: ``federate run``, ``federate status``."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def federate_status(store: Store, study: Study) -> VerbAnswer:
 
 
 def _show_who(out: Console, answer: Mapping[str, Any]) -> None:
-    """Who has answered a round or a step, who gave nothing, and who is waited for."""
+    """Print the sites that have answered a round or step, those that gave nothing, and those still waited for."""
     show_facts(
         out,
         ("answered", ", ".join(answer["answered"]) or "nobody yet"),
@@ -217,7 +217,7 @@ def _summed(
 
 
 def _sum_status(store: Store, plan: StudyPlan) -> VerbAnswer:
-    """How far a plan's sum is."""
+    """Progress of a plan's secure sum: its step, and the sites that have answered it."""
     from coordinator.services.collect.sum_queue import progress_of
     from shared.mechanisms.secure_sum.steps import SumStep
 

@@ -1,4 +1,4 @@
-"""How the coordinator is: ``doctor``, ``ig-pack``; whose clock says what: ``clock``, ``confirm``, ``repair``."""
+"""Health of the coordinator: ``doctor``, ``ig-pack``; readings of the clocks: ``clock``, ``confirm``, ``repair``."""
 
 from __future__ import annotations
 

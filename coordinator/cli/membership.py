@@ -1,4 +1,4 @@
-"""Who may do what, signed by leads: ``grant``, ``ungrant``, ``rekey``; ``lead add`` …; analysts: ``analyst add`` …"""
+"""Authorisations signed by leads: ``grant``, ``ungrant``, ``rekey``; ``lead add`` …; analysts: ``analyst add`` …"""
 
 from __future__ import annotations
 
@@ -497,7 +497,7 @@ def analyst_replace(
 
 
 def _token_file(config: CoordinatorConfig, path: Path) -> Path:
-    """Where a token may be written. Raises: StateRefusal."""
+    """`path`, checked as the file of a new token. Raises: StateRefusal: no address for analysts, or the file exists."""
     if not config.analysts:
         raise StateRefusal(
             "the coordinator must have an address for analysts",

@@ -113,7 +113,7 @@ def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
 
 
 def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
-    """What the plan's sites hold, beside its calendar; nothing where there is no coordinator here."""
+    """Checklist lines on the sites' certificates against the plan's calendar; empty where there is no coordinator."""
     from coordinator.services.authority import Authority
     from coordinator.services.health import plan_lines
 
@@ -158,7 +158,7 @@ def plan_prices(file: PlanFile) -> VerbAnswer:
 
 
 def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
-    """What leaves no trace, each once, to the first mechanism of which that is true."""
+    """Each distinct error that leaves no trace in a release (`Price.unseen`), to the first mechanism that has it."""
     found: dict[str, str] = {}
     for price in listed:
         if price.unseen:
@@ -544,7 +544,7 @@ def plan_delete(
 
 
 def _proof(store: Store, authority: Any, known: Deletion) -> dict[str, Any]:
-    """What shows a stranger that the log says so: the entry, its inclusion proof, the signed head."""
+    """Proof of a deletion that a third party can verify: the log's entry, its inclusion proof and the signed head."""
     from coordinator.store.log_watch import LogWatch
 
     size, head = LogWatch(store, coordinator=authority.coordinator, key=authority.witness).head(today())

@@ -1,4 +1,4 @@
-"""What came in, and when: ``releases``, ``release show``, and the calendar, ``wave schedule`` to ``reopen``."""
+"""Releases received: ``releases``, ``release show``; and the calendar of waves: ``wave schedule`` to ``reopen``."""
 
 from __future__ import annotations
 

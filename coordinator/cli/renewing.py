@@ -1,4 +1,4 @@
-"""What renews by itself, and where the lead lends a hand: ``ca``, ``ca rotate``, ``ca replace``, ``renew-late``."""
+"""Certificates, renewed automatically or by the lead: ``ca``, ``ca rotate``, ``ca replace``, ``renew-late``."""
 
 from __future__ import annotations
 
@@ -231,7 +231,10 @@ def renew_late(
 
 
 def _words(authority: Authority, members: Members) -> list[bytes]:
-    """What leads a site to the authority: where one was replaced, by its leads' word and the changes of leads too."""
+    """Signed statements that lead a site to the current authority.
+
+    After a replacement they include that statement, which leads sign, and the changes of leads.
+    """
     if not authority.replaced:
         return [*authority.statements]
     changes = [envelope.to_bytes() for _, envelope in members.lead_changes()]

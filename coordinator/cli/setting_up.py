@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LOCAL_HOSTS = ("127.0.0.1", "0.0.0.0", "localhost", "[::]")
-"""Where a server listens that a browser on the same machine reaches as itself."""
+"""Listening addresses that a browser on the same machine can reach as localhost."""
 Database = Annotated[
     str, typer.Option("--store", help=f"URL of the database; SQLite in the home folder, or {STORE_VARIABLE}.")
 ]
@@ -36,10 +36,10 @@ address_option = partial(typer.Option, rich_help_panel="Addresses")
 
 
 def _places() -> int:
-    """How many questions a new coordinator computes at a time: as many as it may use processors, from two to eight.
+    """Number of questions that a new coordinator computes at a time: its available cores, from 2 to 8.
 
-    A question of many sites is dealt out to several, so that a larger machine is used. Each may take
-    `analyst_memory_mb`, all of them at worst twice that together: no more than the memory there is has room for.
+    A question of many sites is split among several places, so that a larger machine is used. Each place may use
+    `analyst_memory_mb`, and all of them at worst twice the sum, for which the available memory must have room.
     """
     from shared.base.memory import available_cores, available_mb
 
@@ -194,10 +194,10 @@ def passphrase(
 
 
 def _first_code(config: CoordinatorConfig, web: Mapping[str, str] | None) -> str:
-    """What lets in the first person, by a browser on this machine; blank where none is wanted.
+    """One-time code for the first sign-in by a browser on this machine; blank where none is to be offered.
 
-    It is shown on a terminal alone: a service's log keeps it from nobody who may read logs. And only where analysts
-    have an address, which stands in the token's file that the first person is shown.
+    It is shown on a terminal only, because a service's log can be read by others; and only where analysts have an
+    address, which the first person's token file must contain.
     """
     if not web or web["issuer"] or not config.analysts or web["listen"].rpartition(":")[0] not in LOCAL_HOSTS:
         return ""

@@ -1,4 +1,4 @@
-"""Who takes part: ``invite``, ``sites``, ``accept``, ``refuse``, ``revoke``, ``reanchor``; ``import``, ``post-box``."""
+"""Member sites: ``invite``, ``sites``, ``accept``, ``refuse``, ``revoke``, ``reanchor``; ``import``, ``post-box``."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _show_sites(out: Console, answer: list[dict[str, Any]]) -> None:
 
 
 def _waits(site: str) -> tuple[Part, ...]:
-    """What to do about a site that waits to be accepted."""
+    """Instructions for a site that waits to be accepted."""
     # Not filled in on purpose: pasted from here, the comparison would compare nothing.
     command = (f'  coordinator accept {site} --fingerprint "…"', "cyan")
     return "", f"{site} waits. Telephone its steward, and type the fingerprint you hear:", command
@@ -323,7 +323,7 @@ def _enrolment(store: Store, site: str) -> Enrolled:
 
 
 def _certificate(one: SiteOutlook | None) -> dict[str, Any]:
-    """What is told of a site's certificate; nothing of a site that takes no part."""
+    """Certificate fields of a site's JSON: days left, facts and warning; None and blank without a certificate."""
     life = None if one is None else one.life
     known = {"certificate_days": life.days, "certificate": life.facts} if life is not None else {}
     return {"certificate_days": None, "certificate": None, **known, "certificate_warning": one.warning if one else ""}

@@ -263,7 +263,7 @@ def setting(text: str, name: str) -> str:
 
 
 def answer_of(hub: Path, study: str, formula: str, term: str) -> PooledAnswer:
-    """What the coordinator with this home answers, from the releases of wave 1."""
+    """Pooled answer of the coordinator with this home, from the releases of wave 1."""
     from coordinator.answers.queries import ask
     from coordinator.answers.release_selection import holding
     from coordinator.config import CoordinatorConfig

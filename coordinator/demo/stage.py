@@ -30,7 +30,7 @@ __all__ = ["STATE_MARK", "DemoStage"]
 
 STATE_MARK = "state"
 LEAD = "the lead"
-"""Where the coordinator's commands are run: no hospital has a name with a space."""
+"""Place at which the coordinator's commands are run; no hospital has a name with a space."""
 
 
 @dataclass(kw_only=True)
@@ -149,7 +149,7 @@ class DemoStage:
             raise
 
     def accounts(self) -> dict[str, Any]:
-        """What each hospital's own account says of all its releases together."""
+        """Each hospital's budget for all its releases together, from its own ``budget`` command."""
         with ThreadPoolExecutor(self.workers) as pool:
             return dict(
                 zip(self.tables, pool.map(lambda site: self.agent(site, "budget")["site"], self.tables), strict=True)

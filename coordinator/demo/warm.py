@@ -152,7 +152,7 @@ class RunningCommand(Protocol):
 
 
 class Launcher(Protocol):
-    """How the demo starts a command line."""
+    """Launcher of the demo's command lines."""
 
     def run(self, module: str, argv: Sequence[str], env: Mapping[str, str], *, at: str = "") -> EndedCommand:
         """Run it to its end. `at` names the place at which it is run: what a passphrase opened there stays open."""
@@ -515,22 +515,23 @@ def _end(alive: Mapping[int, _Child]) -> None:
 
 
 class _Typed:
-    """What the passphrases that were typed at one place have made, by passphrase, salt and price.
+    """Cache of the keys derived from passphrases typed at one place, by passphrase, salt and cost.
 
-    A guess is paid for when a command makes it, and that command tells the process of the place before it ends.
+    A command that meets a new passphrase pays for its derivation, and sends the key to the process of the place before
+    it ends.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, str] = {}
 
     def keep(self, pipe: int) -> None:
-        """What a command that has ended wrote."""
+        """Add the keys that a command which has ended wrote to `pipe`."""
         with contextlib.suppress(BlockingIOError):
             for line in os.read(pipe, ORDER_CAP).splitlines():
                 self._made |= json.loads(line)
 
     def work(self, pipe: int) -> None:
-        """In a command: take what is there, and tell of what is made beside it."""
+        """In a command: take derived keys from the cache, and write newly derived ones to `pipe`."""
         from shared.base import locked
 
         derive = locked.derive

@@ -354,7 +354,7 @@ def draw_effect(
 
 @dataclass(frozen=True, kw_only=True)
 class LadderContent:
-    """What a figure of pooled results under each other shows.
+    """Content of a figure of pooled results one below the other.
 
     Args:
         models, labels: one per row; the last is the result itself.

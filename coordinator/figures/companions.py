@@ -227,7 +227,7 @@ MANY = 20
 
 
 def _funnel_foot(result: PooledResult, view: View, filled: TrimFill | None, *, contours: bool, named: int) -> list[str]:
-    """What must be said under a funnel; `named` of its sites have their names in it."""
+    """Explanatory lines under a funnel plot, in which `named` of the sites are labelled."""
     region = f"{100 * result.level:g} %"
     what = "Within the dashed lines" if contours else "Shaded"
     foot = [

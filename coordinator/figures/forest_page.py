@@ -1,4 +1,4 @@
-"""Where each row of a forest plot stands, and how it is drawn. Lengths are inches, from the upper left corner."""
+"""Layout and drawing of the rows of a forest plot. Lengths are inches, from the upper left corner."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ForestContent:
 
     @property
     def several(self) -> bool:
-        """Whether it compares results, so that each has a colour and a lane of its own."""
+        """True if it compares several results, each with a colour and a lane of its own."""
         return len(self.series) > 1
 
     @property
@@ -146,15 +146,15 @@ class _Columns:
 
 @dataclass(frozen=True)
 class _Lines:
-    """What stands where from top to bottom.
+    """Vertical positions of the parts of the page from top to bottom, and the text that fills them.
 
     Attributes:
-        heads: title and note: text, size, whether bold, colour.
-        legend, rule: the names of the series; the line under the headings.
+        heads: title and note: text, size, True if bold, colour.
+        legend, rule: positions of the names of the series, and of the line under the headings.
         centres: of the rows. pooled_from: where the pooled rows begin.
-        axis, foot: the axis; the first line under it.
-        favoured: what the sides of the null line are called, in lines. under: their height.
-        notes: lines of the foot: whose they are, text, whether it is an aside. indent: of their text.
+        axis, foot: positions of the axis, and of the first line under it.
+        favoured: labels of the sides of the null line, in lines. under: their height.
+        notes: lines of the foot: label, text, True if an aside. indent: of their text.
     """
 
     heads: list[tuple[str, float, bool, str]]

@@ -1,6 +1,6 @@
-"""What a forest plot says: its rows from top to bottom, and the lines under its axis.
+"""Content of a forest plot: its rows from top to bottom, and the lines under its axis.
 
-Nothing here knows where on the page a row stands: `coordinator.figures.forest_page` places and draws them.
+Positions on the page are not set here: `coordinator.figures.forest_page` places and draws the rows.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ _MEANINGS = {
 
 
 def meanings(headings: Sequence[str], series: Mapping[str, PooledResult]) -> str:
-    """What the columns beside the sites mean, and of which series they are."""
+    """Explanation of the columns beside the sites, and of the series that they belong to."""
     said = [text for head, text in _MEANINGS.items() if head in headings]
     own = [head for head in headings if head not in ("Posture", "Map SE")]
     if len(series) > 1 and own:

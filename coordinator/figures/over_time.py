@@ -170,7 +170,7 @@ def _km_foot(
     left_out: Mapping[str, str],
     untold: int,
 ) -> list[str]:
-    """What must be said under survival curves: how they are read off, what is shaded, and who is not there."""
+    """Explanatory lines under survival curves: how to read them, what is shaded, and which sites are left out."""
     times, level = curves[0].time, curves[0].level
     foot = [
         f"Steps stand at the ends of intervals of {times[1]:g}; the curve is read off at those times and holds no row.",
@@ -452,7 +452,7 @@ def budget_figure(
 
 
 def _budget_words(budget: BudgetReport, names: Sequence[str]) -> tuple[list[str], str, str]:
-    """What stands below a budget, the figure in words, and the condition that all courses share; blank where none."""
+    """Lines below a budget figure, its text alternative, and the condition that all courses share (blank if none)."""
     courses = budget.courses
     foot = [
         "Filled marks: the study's ε after a release, for the site's worst-off person, as its receipt says; what a "

@@ -1,7 +1,7 @@
-"""How a figure is produced: its file, size, font, resolution, greys, axis and digits, and what journals ask for.
+"""Style of figures: file type, size, font, resolution, greys, axis and digits, and the requirements of journals.
 
-A figure is drawn from its results alone, at a size that its words need; what is set here changes how it looks and
-nothing that it says. It is set around the drawing (`styled`), because every kind of figure heeds it alike.
+A figure is drawn from its results alone, at a size that its words need; a style changes its appearance and none of its
+content. A style is set around the drawing (`styled`), because it applies to every kind of figure.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What machines that watch a coordinator see of it: its log, its metrics, and whether it is alive and ready."""
+"""Operation of a coordinator: its log, metrics, liveness and readiness, copies of its store, and governance papers."""

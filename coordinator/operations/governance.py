@@ -62,7 +62,7 @@ def _flow(config: CoordinatorConfig, store: Store, plans: list[StudyPlan]) -> st
 
 
 def _ports(config: CoordinatorConfig, store: Store) -> str:
-    """What listens, and what is dialled: hosts and ports alone, as addresses may hold a secret."""
+    """Table of listening and dialled ports, in Markdown: hosts and ports only, as addresses may hold a secret."""
     from coordinator.answers.reminders import Notify
 
     web, notify = config.web_settings or {}, Notify.load(config.home)

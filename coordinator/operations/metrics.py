@@ -35,7 +35,7 @@ LABELS: Mapping[str, frozenset[str]] = {
 """Label to each value it may have; beside them there are ``le`` (a bucket's bound) and ``version`` (ours)."""
 SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0)
 Gauge = tuple[str, str, Mapping[str, str], float]
-"""What is true now: name, what it is, labels, value."""
+"""Current value of a metric: name, help text, labels, value."""
 
 
 def allowed(label: str, value: str) -> str:

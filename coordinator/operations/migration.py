@@ -42,16 +42,15 @@ assert membership.grants.metadata is db.meta  # its tables are among those that 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCopy:
-    """What was copied, or would be.
+    """Result of copying a store, or of a trial.
 
     Args:
         source, target: URLs without their passwords.
-        rows: by table.
-        entries: of the log.
-        root: of the log.
-        bundles: accepted ones, each read and of its digest.
-        written: False where nothing was: a trial, or the copy was there already.
-        there: the target held the whole copy before.
+        rows: number of rows of each table.
+        entries, root: number of entries, and Merkle root, of the log.
+        bundles: accepted bundles, each read and of its digest.
+        written: False if nothing was written: a trial, or the copy was there already.
+        there: True if the target held the whole copy before.
     """
 
     source: str
@@ -254,7 +253,7 @@ def _blocks(c: sa.Connection, table: sa.Table) -> Iterator[list[dict[str, Any]]]
 
 
 def _sum(c: sa.Connection, table: sa.Table) -> tuple[int, int]:
-    """How many rows, and the sum of their digests: the same in whatever order a database gives them."""
+    """Number of rows of a table, and the sum of their SHA-256 mod 2²⁵⁶, which does not depend on their order."""
     count = total = 0
     for rows in _blocks(c, table):
         count += len(rows)

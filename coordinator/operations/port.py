@@ -35,11 +35,11 @@ _log = logging.getLogger("tributary.operations")
 
 
 class Readiness:
-    """Whether calls are to be sent here; looked at once a second by a thread of its own, so that asking costs nothing.
+    """Readiness to take calls, checked once a second by a thread of its own, so that a probe costs nothing.
 
     Args:
         checks: name to a function that returns, or raises a refusal.
-        changed: told each change, and at the beginning.
+        changed: called with the readiness at the beginning, and at each change.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Readiness:
 
 
 def application(alive: Callable[[], bool], readiness: Readiness, registry: CollectorRegistry) -> Starlette:
-    """What answers on the HTTP port.
+    """HTTP application of the health port: ``/healthz``, ``/readyz`` and ``/metrics``.
 
     Args:
-        alive: True if calls can be answered at all.
-        readiness: whether calls are to be sent here.
+        alive: returns True if calls can be answered at all.
+        readiness: readiness to take calls.
         registry: the metrics.
     """
     from starlette.applications import Starlette

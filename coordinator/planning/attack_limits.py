@@ -1,8 +1,8 @@
-"""Whether a site's attacks may refuse a planned draw, after its charge, because too many rows are still their person's.
+"""Prediction, without records, of draws that a site's linkage attack may refuse after they have been charged.
 
-Under posture ``local`` a site holds each release of latent noise against the plan's floors once it is drawn and
-charged. How many rows are linked to their own record follows to a good part from w and the number of columns alone:
-it is read here from normal latents, without any record.
+Under posture ``local`` a site checks each release of latent noise against the plan's floors once it is drawn and
+charged. The share of rows linked to their own record depends largely on w and the number of columns alone: it is
+simulated here with normal latents.
 """
 
 from __future__ import annotations

@@ -58,12 +58,12 @@ _GRID = 13
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is wanted of one pooled answer, and who brings it.
+    """Target of a design: the precision or power wanted of one pooled answer, and the sites that contribute to it.
 
     Args:
         question: name of the planned question. term: which of its terms; the first one if blank.
         half_width: of its interval, on the analysis scale; None where a power is wanted.
-        effect, power: the true effect, on the analysis scale, and the chance that the interval leaves out none.
+        effect, power: the true effect, on the analysis scale, and the probability that the interval excludes no effect.
         sites: K. persons: of an average site in its first wave. later: new persons of a later wave.
         most: the largest ε that one person may be charged.
         covered: what ε must cover at least, a key of `COVERED`.
@@ -181,7 +181,7 @@ class Simulations:
                     continue
 
     def __call__(self, key: str, work: Callable[[], dict[str, SiteVariance]]) -> dict[str, SiteVariance]:
-        """What is known under `key`, else the result of `work`, which is kept."""
+        """Variances cached under `key`, else the result of `work`, which is added to the cache and its file."""
         if key not in self._known:
             self._known[key] = work()
             if self._path is not None:
@@ -296,7 +296,7 @@ class _Study:
         return len(self.plan.waves) if self.target.later else 1
 
     def point(self, name: str, epsilon: float) -> FrontierPoint | None:
-        """What a setting buys at an ε; None where it has no answer, or the budget does not afford it."""
+        """Frontier point of a setting at an ε; None where it has no answer, or the budget does not afford it."""
         half = self.half(name, epsilon, self.waves())
         if math.isnan(half):
             return None

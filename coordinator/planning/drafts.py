@@ -49,7 +49,7 @@ _INSTEAD: Mapping[str, Mapping[str, Any]] = {
     "budget": tomllib.loads("epsilon = 8.0\ndelta = 1e-6"),  # of no release: it stands in for what cannot be read
     "column": {"lower": 0.0, "upper": 1.0, "kind": "binary", "levels": [0, 1]},
 }
-"""What stands in for a part that cannot be read, so that the rest can be looked at."""
+"""Placeholders for parts that cannot be read, so that the rest can still be checked."""
 _TRIES = 12
 _VAGUE = ("Correct the plan.", "Correct the dictionary of the plan.")
 

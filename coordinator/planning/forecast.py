@@ -1,10 +1,11 @@
-r"""How wide a study's pooled intervals will be after its next waves, by what its sites have released and nothing else.
+r"""Forecast of the half-widths of a study's pooled intervals after its next waves, from released figures alone.
 
-A site's variance is split as its answer says, into that of patients and that of the noise. With N persons in place of n
-the first part is n/N times as large; the second as well where the noise is on rows, and (n/N)² times where it is on
-sums of a table that is released anew. New persons who are released by themselves are a further table beside the first.
-The error of a flow that later waves draw through as well stays: it is of those whom the flow was fitted on. What lies
-between sites, what all sites may be off by alike, and how far their answers scatter beyond their variances stay too:
+A site's variance is split as its answer says, into a part of the patients and a part of the noise. With N persons in
+place of n the first part is n/N times as large; the second as well where the noise is on rows, and (n/N)² times where
+it is on sums of a table that is released anew. New persons released by themselves are a further table beside the first.
+Some parts do not shrink: the error of a flow that later waves draw through as well, as it is of the persons whom the
+flow was fitted on; the variance between sites; the error that all sites share; and the scatter of the sites' answers
+beyond their variances:
 
 .. math:: h' = t_{K-1} \sqrt{s^2 \Bigl(\sum_i 1 / (v_i' + \hat\tau^2)\Bigr)^{-1} + c}
 """
@@ -52,15 +53,15 @@ class ForecastWave:
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastTerm:
-    """What is ahead of one planned answer.
+    """Forecast of one term of a planned answer.
 
     Args:
         question, term: its planned name, and the term. scale: of the analysis.
-        sites: that its pooled answer has. now: its half-width today, on the analysis scale.
-        least: half-width that no number of persons of these sites undercuts; 0 where they do not seem to differ, and no
-            flow stays.
-        waves: those to come. reached: the first with the half-width that is wanted; 0 for none, or where none is named.
-        why: why nothing is forecast of it; blank where something is.
+        sites: number of sites in its pooled answer. now: its half-width today, on the analysis scale.
+        least: lower limit of the half-width for any number of persons of these sites; 0 where they do not seem to
+            differ, and no error of a flow remains.
+        waves: those to come. reached: the first with the wanted half-width; 0 if none has it, or none is wanted.
+        why: reason why nothing is forecast; blank where something is.
     """
 
     question: str
@@ -94,11 +95,11 @@ class StudyForecast:
 def forecast(
     store: Store, study: str, *, later: float | None = None, question: str = "", wanted: float | None = None
 ) -> StudyForecast:
-    """What the planned waves that nobody has delivered to will make of the planned answers.
+    """Forecast of the planned answers after the planned waves that no site has delivered to yet.
 
     Args:
-        later: new persons of an average site in each wave, who trains it among them; what the waves so far have
-            brought where None.
+        later: new persons of an average site in each wave, including those whom a flow is trained on; the average of
+            the waves so far where None.
         question: name of one planned question; all of them if blank.
         wanted: half-width on the analysis scale.
     Raises: StateRefusal (nothing delivered yet, no wave to come, a network); ParameterError (no such question; one
@@ -183,7 +184,7 @@ def _brought(sizes: Mapping[str, Mapping[int, int]], wave: int, *, whole: bool) 
 def _question(
     store: Store, plan: StudyPlan, wave: int, name: str, later: float, totals: Mapping[int, float], wanted: float | None
 ) -> list[ForecastTerm]:
-    """What is ahead of each term of a planned question."""
+    """Forecast of each term of a planned question."""
     from coordinator.answers.queries import ask
     from coordinator.answers.release_selection import holding
 
@@ -213,7 +214,7 @@ def term_ahead(
     totals: Mapping[int, float],
     wanted: float | None = None,
 ) -> ForecastTerm:
-    """What is ahead of one pooled term, as of `wave`.
+    """Forecast of one pooled term from its answer as of `wave`.
 
     Args:
         found: the pooled answer as of that wave, of at least one site.

@@ -29,7 +29,7 @@ MECHANISMS = {
 
 
 def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
-    """What stands in the form at first.
+    """Initial values of the plan form.
 
     Args:
         coordinator: name of the recipient; blank where none is known yet.
@@ -193,12 +193,12 @@ _NO_MODEL = ChecklistLine(
 
 
 def judged(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What `coordinator plan check`, `plan prices` and `plan cost` say of a form's plan; run in a worker.
+    """Results of `coordinator plan check`, `plan prices` and `plan cost` for a form's plan; run in a worker.
 
     Args:
         given: ``form``, and ``today`` (ISO).
     Returns: ``toml``; ``checks``; ``ok``; and of a plan that can be read ``hash``, ``prices``, ``waves`` (totals),
-        ``given`` (what the totals take as given), ``delta``, ``last_affordable`` and ``translation``.
+        ``given`` (the condition that the totals take as given), ``delta``, ``last_affordable`` and ``translation``.
     """
     from coordinator.planning.price import cost, prices
     from coordinator.planning.review import review

@@ -42,14 +42,14 @@ __all__ += ["found_on", "simulated"]
 POOLED = 400
 """Meta-analyses behind a median half-width."""
 REAL_SITES = 1.06
-"""How much wider intervals of real sites are than of made-up ones, which are all alike: they differ in rates, means and
+"""Ratio of intervals of real sites to those of made-up ones, which are all alike; real ones differ in rates, means and
 shape. Chosen on the tuning half of the hard worlds (tests/benchmarks/design_accuracy.py), reported on the other."""
 COVERED: Mapping[str, str] = {
     "everyone": "everybody, and all that looks at a record",
     "released": "everybody released, given the flow; who trains it is never released, and not covered",
     "given_flow": "each released row, given the flow; the flow's own fit on the same records is not covered",
 }
-"""What the ε of a setting covers, from most to least."""
+"""Persons and computations that the ε of a setting covers, in words, from most to least."""
 SETTINGS: Mapping[str, str] = {
     "moments": "everyone",
     "tables": "everyone",
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def covered(self) -> str:
-        """What its ε covers, in words."""
+        """Persons and computations that its ε covers, in words."""
         return COVERED[SETTINGS[self.name]]
 
     @property

@@ -1,6 +1,6 @@
-"""What is published of patients like a study's, and made-up tables that have it: what a design rests on, no record.
+"""Published margins of patients like a study's, and tables simulated from them: the basis of a design, without records.
 
-The tables follow the planned question's own law: covariates from a Gaussian copula with the published margins, the
+The tables follow the planned question's own model: covariates from a Gaussian copula with the published margins, the
 outcome from the question's model with the assumed effects, at the published mean, share or event rate.
 """
 
@@ -35,7 +35,7 @@ _SUM = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedMargin:
-    """What is published of one column.
+    """Published figures of one column.
 
     Args:
         mean, sd: of a number; of a follow-up time the mean alone is used, and may be left out.

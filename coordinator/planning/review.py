@@ -233,7 +233,7 @@ def _calendar(plan: StudyPlan, today: dt.date) -> list[ChecklistLine]:
 
 
 def _retention(plan: StudyPlan) -> ChecklistLine:
-    """What the plan says of the releases' end: a new study's must say something."""
+    """Checklist line on the retention of releases: without one a new study fails, a later version is warned."""
     if plan.retention is not None:
         return ChecklistLine(name="retention", detail=f"releases are deleted after {plan.retention.until}")
     fix = 'Add [retention] with until = 2031-12-31, keep = "…" and readers = "…".'

@@ -8,5 +8,5 @@ Method = Literal["FE", "DL", "HE", "HS", "HSk", "SJ", "ML", "REML", "EB", "PM", 
 """Common effect, or an estimator of tau2: `coordinator.pooling.heterogeneity` has them, and commands name them."""
 METHODS: tuple[str, ...] = get_args(Method)
 Test = Literal["z", "t", "knha", "adhoc"]
-"""How the interval of a pooled result is made: `coordinator.pooling.pool`."""
+"""Test on which the interval of a pooled result is based: see `coordinator.pooling.pool`."""
 TESTS: tuple[str, ...] = get_args(Test)

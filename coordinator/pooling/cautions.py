@@ -75,7 +75,7 @@ _AT_THE_EDGE = (
 
 
 class Doubted(Protocol):
-    """What is read of a pool (`coordinator.pooling.pool.PooledResult`)."""
+    """Pooled result, with the fields that cautions read (`coordinator.pooling.pool.PooledResult`)."""
 
     @property
     def term(self) -> str:
@@ -83,7 +83,7 @@ class Doubted(Protocol):
 
     @property
     def scale(self) -> Scale:
-        """How to read it."""
+        """Analysis scale of the coefficient."""
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -141,9 +141,9 @@ def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
 
 
 def denial(result: Doubted) -> float:
-    """How many times as much a pooled coefficient varies over the released rows as its model says; 1 where unknown.
+    """Sandwich variance over model variance of the coefficient in the released rows, averaged over sites by weight.
 
-    Of counts, as their model says with the rows' own dispersion.
+    1 for a site where it is unknown. The model variance of counts includes the rows' own dispersion.
     """
     rows = [
         (row.vi_sandwich or row.vi_naive) / (row.vi_naive * max(row.dispersion, 1.0)) if row.vi_naive else 1.0

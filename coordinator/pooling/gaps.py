@@ -70,7 +70,7 @@ class Gap:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where nine distances of ten lie."""
+        """Interval of the distance in nine cases of ten."""
         return 0.0, WITHIN * self.rms
 
     def sentence(self, *, scale: Scale = "identity") -> str:

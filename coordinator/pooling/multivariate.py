@@ -53,7 +53,7 @@ STRUCTURES: Mapping[str, str] = {
 MOST_TOGETHER = 12
 """Coefficients that are pooled together, at most."""
 _LEVEL = re.compile(r"\[[^\[\]]*\]")
-"""Which of a term's coefficients a label names."""
+"""Level in the label of a coefficient, in brackets; without it, labels of one term are equal."""
 JOINTLY = ("FE", "ML", "REML")
 _FOR_EACH = 3
 """Residual degrees of freedom that each free number of an unstructured Psi must have, to be the default."""
@@ -63,7 +63,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class JointRow:
-    """What one site estimates: (p,) coefficients, NaN where it has none, and (p, p) their covariance."""
+    """Estimates of one site: (p,) coefficients, NaN where it has none, and (p, p) their covariance."""
 
     label: str
     yi: Array

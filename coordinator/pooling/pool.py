@@ -60,7 +60,7 @@ _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """How estimates are pooled: τ² and model, test and interval, and its coverage, as of `pool`."""
+    """Settings of a pooling: the model and estimator of τ², the test and interval, and its coverage, as of `pool`."""
 
     method: Method = "REML"
     test: Test = "adhoc"
@@ -127,7 +127,7 @@ class PooledResult:
 
     @property
     def unit(self) -> str:
-        """What a row is: a site whose release was asked, or a study of somebody's own table."""
+        """Unit of a row: ``site`` in the answer of a study, ``study`` in an analyst's own table."""
         return "site" if self.estimates else "study"
 
     @property
@@ -537,7 +537,7 @@ def _notes(result: PooledResult) -> list[str]:
 
 
 def _incomplete(rows: Sequence[Estimate]) -> str:
-    """How many rows of the releases an answer does not use; blank where it uses all."""
+    """Sentence on the number of released rows that an answer leaves out; blank where it uses all."""
     lost = [row for row in rows if row.n_missing]
     each = ", ".join(f"{row.n_missing:,} of {row.n_missing + row.n:,} of {row.site}" for row in lost)
     if len(lost) > 4:

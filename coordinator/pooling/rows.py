@@ -1,4 +1,4 @@
-"""What every pooling starts from: the rows that can be used, those left out with a reason, and the checked choices."""
+"""Preparation of every pooling: the usable rows, the excluded ones with a reason, and the checks of its settings."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def reason_out(y: float | None, v: float | None) -> str:
 
 
 def ordinary(y: Array, v: Array) -> bool:
-    """Whether every row of many tables (B, K) can be used, told by three figures of them all: most often it can.
+    """True if the extremes of y and v show that every row of many tables (B, K) is usable; sufficient, not necessary.
 
     >>> ordinary(np.ones((1, 2)), np.ones((1, 2))), ordinary(np.ones((1, 2)), np.array([[np.nan, 1]]))
     (True, False)

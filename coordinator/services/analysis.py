@@ -99,14 +99,14 @@ class AnalysisService:
         self._store, self.analysts = store, Analysts(store, quotas)
         self._watch = LogWatch(store)
         self.delivered = release_selection.DeliveredSites(store)
-        """What each site has delivered, remembered."""
+        """Cache of each site's deliveries."""
         self._today = today
         mine = settings or AnalysisSettings()
         self.rate = CallRate(mine.rate / 60, mine.burst, f"a token may ask {mine.rate:g} times a minute", clock)
         self._daily = CallRate(mine.a_day / 86_400, mine.a_day, f"a token may ask {mine.a_day} times a day", clock)
         self._given = 0
         self.signed_in: Callable[[str], Analyst | None] = lambda token: None
-        """Who holds a session by the hospital's provider, where the web lets them in."""
+        """Analyst whose session by the hospital's provider has this token, else None; the web server sets it."""
         limits = TaskLimits(memory=mine.memory, cpu=mine.cpu, wall=ASKED_LONGEST)
         self._engine = ComputeEngine(mine.compute, places=mine.at_once, limits=limits)
         self._turns: WeakValueDictionary[str, _QueryLock] = WeakValueDictionary()
@@ -566,7 +566,7 @@ class AnalysisService:
     def computed(
         self, task: str, given: Mapping[str, Any], who: Analyst, call: Call, parts: Sequence[Sequence[str]] = ()
     ) -> Any:
-        """What a task gives, in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal.
+        """Result of a task, run in a worker. Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal.
 
         Args: as of `ComputeEngine.run_in_parts`.
         """

@@ -111,7 +111,7 @@ class QueryLine:
 
 
 class QueryWords(TypedDict):
-    """What a line of the record says of a question beside who asked it, and when: see `QueryLine`."""
+    """Fields of a line of the record, apart from the analyst and the day: see `QueryLine`."""
 
     kind: str
     label: str
@@ -189,7 +189,7 @@ class Analysts:
         return account, token
 
     def nobody(self) -> bool:
-        """Whether no token was ever made."""
+        """True if no token was ever made."""
         return self._read(_nobody)
 
     def replaceable(self, name: str, *, today: dt.date) -> Account:

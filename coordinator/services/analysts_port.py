@@ -84,7 +84,7 @@ class AnalystsServer:
 
 
 def _watched(store: Store, service: AnalysisService, web: WebServer | None, known: int, ended: threading.Event) -> None:
-    """What another process deletes leaves the memory here too, also where nobody asks any more."""
+    """Until `ended`, every `LOOK` seconds: load a renewed certificate, and forget what another process has deleted."""
     while not ended.wait(LOOK):
         if web is not None:
             web.renew()
@@ -281,7 +281,7 @@ class AnalystsProcess:
 
 
 def main() -> None:
-    """What the process does: read the settings, answer, end with its input."""
+    """Run the process: read settings from the first line of stdin, answer, and end with its next line or its end."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are for the coordinator, which tells this process
         signal.signal(number, signal.SIG_IGN)
     given = json.loads(sys.stdin.readline())
@@ -316,7 +316,7 @@ def main() -> None:
 
 
 def _counting() -> Callable[[Decision], None] | None:
-    """What counts a server's calls, where somebody reads the counts."""
+    """Counter of a server's calls; None where no metrics are collected."""
     if FOLDER not in os.environ:
         return None
     from prometheus_client import CollectorRegistry

@@ -78,7 +78,7 @@ class _InProcess:
         return Analyst(role="lead", site=self._name, serial=f"home:{self._name}", studies=studies)
 
     def call(self, method: str, request: Any, *, timeout: float) -> Any:
-        """What the service's method answers; it has its own limits of time."""
+        """Reply of the service's method, whose own time limits apply in place of `timeout`."""
         from shared.wire.transport import Call
 
         if self._closed:

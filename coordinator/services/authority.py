@@ -260,7 +260,7 @@ class Authority:
         return [str(name.value) for name in found if isinstance(name, (x509.DNSName, x509.IPAddress))][1:]
 
     def misdated(self, certificate: x509.Certificate, days: int, now: dt.datetime) -> str:
-        """What is wrong with the dates of a certificate that was made here to last `days`; blank if nothing is."""
+        """Fault in the dates of a certificate that was made here to last `days`; blank if there is none."""
         if now < certificate.not_valid_before_utc:
             return f"valid from {certificate.not_valid_before_utc:%Y-%m-%d} only: made by a clock that was ahead"
         if now > certificate.not_valid_after_utc:

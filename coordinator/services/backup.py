@@ -55,15 +55,15 @@ ATTEMPTS = 5  # a release that is withdrawn while it is copied makes the copy be
 
 @dataclass(frozen=True, kw_only=True)
 class BackupFacts:
-    """What a backup says of its coordinator.
+    """Facts of a backup about its coordinator.
 
     Args:
         coordinator: its id.
         day: ISO date, UTC.
-        size, root: of the log.
+        size, root: number of entries, and Merkle root, of the log.
         head: the log's signed head, or blank where nothing is logged.
-        witness: public key that signs heads and acknowledgements.
-        releases: accepted releases whose bundles are here.
+        witness: public key that verifies heads and acknowledgements.
+        releases: number of accepted releases, whose bundles are in the backup.
     """
 
     coordinator: str
@@ -157,7 +157,7 @@ def back_up(
 def _listed(
     home: Path, copy: Path, taken: Store, bundles: BundleStore, authority: Authority, today: dt.date
 ) -> tuple[BackupFacts, dict[str, Path | bytes]]:
-    """What goes into the archive, its database verified. Raises: FileNotFoundError (a bundle is not there)."""
+    """Facts and files of the archive, its database verified. Raises: FileNotFoundError (a bundle is not there)."""
     require_whole(taken, thorough=True)
     size = taken.verify_log()
     taken.verify_signatures()

@@ -1,13 +1,13 @@
-"""Whose clock is believed: the sites' signed readings beside our own, and what is not issued on ours alone.
+"""Trust in this machine's clock, by the sites' signed readings of theirs; without it no certificate is issued.
 
 A certificate, an invitation, the server's own renewal: each is dated by this machine's clock, and one that is a year
 ahead for an hour would date them a year wrong. So nothing is issued unless somebody else has seen about the same time
 within `REMEMBERED` days: at least as many sites whose signed readings agree with this clock as sites whose readings do
-not; or a person who compared it with another clock and said so. A clock that is not believed stops nothing else:
-releases are accepted, the certificates that there are serve on.
+not; or a person who compared it with another clock and confirmed it. A clock that is not trusted stops nothing else:
+releases are accepted, and existing certificates stay in use.
 
-What this bounds: a broken or hostile site that is alone here stops issuing, and a person's word ends that; it never
-causes any. Most of the sites, all wrong by the same, would be believed.
+Limits of this: a broken or hostile site that is the only one here can stop certificates from being issued, until a
+person confirms the clock; it cannot cause one to be issued. A majority of sites with the same error would be trusted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SiteClock:
 
 @dataclass(frozen=True, kw_only=True)
 class ClockVerdict:
-    """Whether this clock is believed, and why."""
+    """Verdict on the trust in this clock, with its reason."""
 
     believed: bool
     why: str
@@ -167,7 +167,7 @@ class SeenClocks:
         )
 
     def verdict(self, now: dt.datetime) -> ClockVerdict:
-        """Whether `now` is believed (`judge`)."""
+        """Verdict on `now` as the time (`judge`)."""
         newest = sa.select(_words.c.day).order_by(_words.c.number.desc()).limit(1)
         word = self._read(lambda c: c.execute(newest).scalar())
         return judge(

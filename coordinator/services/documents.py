@@ -1,4 +1,4 @@
-"""What analysts are told, as documents: a release, a refused question, and one name for the bundles of an answer."""
+"""Documents for analysts and the record: a release, a refused question, and a hash that names an answer's bundles."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def _quotas(config: CoordinatorConfig, store: Store) -> Iterable[Finding]:
 
 
 def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
-    """Who has four fifths or more of what they may leave here."""
+    """Quotas of which a site or token has used four fifths or more."""
     from coordinator.services.analysts import Analysts
     from coordinator.services.quotas import quota_uses
 
@@ -225,7 +225,7 @@ def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
 
 
 def authority_line(authority: Authority, now: dt.datetime) -> ChecklistLine:
-    """How long the authority lasts; a warning while there is still time for the next one to be made at leisure."""
+    """Checklist line on the days left of the authority: warns below `WARNED_BEFORE_END`, fails below `SITE_DAYS`."""
     from coordinator.services.authority import WARNED_BEFORE_END
 
     left = (authority.ends - now) // dt.timedelta(days=1)

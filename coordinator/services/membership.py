@@ -1,8 +1,8 @@
-"""Who takes part, as the leads say it and as sites say it of themselves: grants, leads, keys, approvers.
+"""Membership, by statements that leads and sites have signed: grants, leads, keys, approvers.
 
 Everything is a signed statement that follows the one before it (`shared.membership.statements`), is logged in the
-transaction that makes it true, and is taken once however often it is shown. What a coordinator that was put back has
-forgotten, the sites show it again: what leads have signed, leads need not sign anew.
+transaction that applies it, and is taken once however often it is shown. After a restore from a backup, sites show the
+coordinator the statements that it has lost, so that leads need not sign them anew.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Members:
         return self._read(lambda c: tables.takes_part(c, site, invited))
 
     def places(self, site: str) -> tuple[str, str]:
-        """Where the chain of leads and a site's chain of grants stand; blank where they have not begun."""
+        """Last places of the chain of leads and of a site's chain of grants; blank where a chain has not begun."""
         ends = (self.lead_changes()[-1:], self.grants(site)[-1:])
         leads, grants = (str(ChainPlace(number=s.number, digest=s.digest)) if s else "" for s in map(_said, ends))
         return leads, grants
@@ -119,7 +119,7 @@ class Members:
         return self._read(_lead_changes)
 
     def leads(self, home: Path) -> Leads:
-        """Who leads now: by the last change, or, before the first, by the keys in the home folder and its settings."""
+        """Current leads: by the last change, or, before the first, by the keys in the home folder and its settings."""
         changes = self.lead_changes()
         if changes:
             return Leads(keys=changes[-1][0].after, threshold=changes[-1][0].threshold)
@@ -316,7 +316,7 @@ class Members:
         self._write(work)
 
     def declined(self, study: str = "") -> tuple[dict[str, Any], ...]:
-        """What stewards chose to tell of releases that they declined, oldest first."""
+        """Declined releases that stewards chose to report, of all studies if `study` is blank; oldest first."""
         names = ("day", "site", "study", "wave", "decision", "reason")
         query = sa.select(*(tables.declined.c[name] for name in names)).order_by(tables.declined.c.day)
         if study:

@@ -1,14 +1,15 @@
-"""What one site and one token may leave here: bytes, rates, days; and who is near a bound.
+"""Quotas of one site and one token, in bytes, rates and days; who is near one; and the end of a study's retention.
 
 Nothing that is acknowledged is ever dropped: accepted releases, witnessed heads, the log, and the record of questions
-stay. What is bounded is the rest. Refused bytes are evidence for a while, and then their digest and reason are; an
-answer can be computed again. Witnessed heads cannot be dropped, so that a site that fills its share of them is refused
-until the lead widens it. Whoever comes within `ALARM` of a bound is named in the log and by `coordinator doctor`.
+stay. The rest has quotas. The bytes of a refused bundle are deleted after a while, its digest and reason stay as
+evidence; an answer can be computed again. Witnessed heads cannot be dropped: a site that fills its quota of them is
+refused until the lead raises it. A site or token above `ALARM` of a quota is named in the log and by `coordinator
+doctor`.
 
-One bound is the study's own: the day until which a plan, which leads have signed and sites have approved, keeps what
-was drawn under it; a later version may bring that day forward, and puts it off for nothing that has come. After it
-bundles, answers, results and what trainings sent are deleted, by the coordinator itself, and a trained flow once no
-kept plan goes on from it; one that was put back from an older backup does so again before it serves. Log, plans,
+The retention is the study's own: a plan, which leads have signed and sites have approved, sets the day until which the
+releases under it are kept. A later version may bring that day forward; it cannot put it off for releases that have
+arrived. After it the coordinator deletes bundles, answers, results and what trainings sent, and a trained flow once no
+kept plan goes on from it; after a restore from an older backup it does so again before it serves. Log, plans,
 statements and receipts stay. The log's entry names each bundle by its SHA-256; with the signed head and an inclusion
 proof it is the proof of deletion.
 """
@@ -118,12 +119,12 @@ class CallRate:
 
 @dataclass(frozen=True, kw_only=True)
 class QuotaUse:
-    """How much somebody has of what they may have.
+    """Use of one quota.
 
     Args:
         who: a site, a token's name, or ``all``.
-        what: of what.
-        used, most: bytes.
+        what: kind of data that the quota is for.
+        used, most: bytes used, and the quota in bytes.
     """
 
     who: str
@@ -176,7 +177,7 @@ def expire_refused(home: Path, store: Store, quotas: Quotas, now: float | None =
 
 
 def quota_uses(home: Path, store: Store, quotas: Quotas, answers: Mapping[str, int]) -> tuple[QuotaUse, ...]:
-    """What every site and token has, of what they may have.
+    """Use of every quota of each site and token.
 
     Args:
         answers: `Analysts.kept`.

@@ -242,7 +242,7 @@ def require_room(size: int) -> None:
 
 
 def order_of(plan: StudyPlan, kind: Any, number: int, content: bytes) -> RoundOrder:
-    """What the coordinator signs of a round: its plan, its kind, its number, and the digest of its content."""
+    """Order of a round, for the coordinator to sign: its plan, its kind, its number, and the digest of its content."""
     return RoundOrder(
         study=plan.study,
         plan_hash=plan.hash,

@@ -1,4 +1,4 @@
-"""How far a training is, whole after every round, and the file that it is kept in."""
+"""State of a training after a completed round, and the format of its file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SiteProgress:
 
 @dataclass(kw_only=True, eq=False)
 class TrainingState:
-    """After `round` whole rounds."""
+    """State of a training after `round` completed rounds."""
 
     round: int
     weights: Weights

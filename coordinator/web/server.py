@@ -206,7 +206,7 @@ async def _confirming(sessions: Sessions, provider: Provider) -> None:
 
 
 def _signed_in(sessions: Sessions, person: Callable[..., Analyst], token: str) -> Analyst | None:
-    """Who holds a program's session by the provider; None for any other token."""
+    """Analyst of a program's session by the provider; None for any other token."""
     found = sessions.find(token, program=True) if token.startswith(BEARER) else None
     return None if found is None or found.person is None else found.person.peer(person)
 

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 
 def signed(fab: bytes, key: Ed25519PrivateKey, name: str, at: int) -> dict[str, Any]:
-    """What Flower calls a verification: the time and the app's SHA-256, signed."""
+    """Verification in Flower's format: a signature of the time and the app's SHA-256."""
     signature = key.sign(at.to_bytes(8, "big") + hashlib.sha256(fab).digest())
     return {
         "public_key_id": name,

@@ -1,8 +1,8 @@
-"""What the documentation site shows beyond docs/: the README, the decisions' list, the code's reference, linked files.
+"""Pages of the documentation site beyond docs/: the README, the decisions' list, the code's reference, linked files.
 
-Documents link to each other, and to files of the repository, as they lie there, so that they read on any host of the
-repository too. Mkdocs loads this module as a hook: it adds pages for documents outside docs/, copies every other file
-that a document links to, and turns links into those of the site.
+Documents link to each other, and to files of the repository, by their paths there, so that the links also work on a
+host of the repository. Mkdocs loads this module as a hook: it adds pages for documents outside docs/, copies every
+other file that a document links to, and turns links into those of the site.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUTSIDE = {
     "SECURITY.md": "project/security.md",
     "docs/decisions": "decisions/index.md",
 }
-"""Where a document outside docs/, or a folder, stands in the site."""
+"""Document or folder outside docs/, to its path in the site."""
 PACKAGES = ("shared", "site_agent", "coordinator")
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]*`")
@@ -40,7 +40,7 @@ def target(page: str, link: str) -> str:
 
 
 def in_site(path: str) -> str:
-    """Where a file of the repository stands in the site."""
+    """Path in the site of a file of the repository."""
     if path in OUTSIDE:
         return OUTSIDE[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"

@@ -1,1 +1,1 @@
-"""How an analyst is let in: the token's file, a sign-in without one, and the coordinator's log as it was seen."""
+"""Access of an analyst: the token file, sign-in without one, and verification of the coordinator's log."""

@@ -1,8 +1,8 @@
-"""What an analyst holds the coordinator to: every answer is proven to rest on releases in one log that only grows.
+"""Verification of the coordinator's log: each answer is proven to rest on releases in one append-only log.
 
-The key that signs the log's heads stands in the token's file. What was seen of the log is kept beside that file, so
-that the next session finds out what was changed between the two. An auditor's token may read the log entry by entry:
-with all of it nothing that it names can be left out of answers, and nothing that is over shown as going on, unseen.
+The public key that verifies the log's heads is pinned in the token file. Heads seen so far are stored beside that file,
+so that the next session detects a history that was changed in between. An auditor's token may read the log entry by
+entry; that reveals accepted releases left out of studies, and revocations and closed waves that are not shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST = 512
 
 @dataclass(frozen=True, kw_only=True)
 class LogAudit:
-    """The whole log, read and held against what the coordinator says of studies.
+    """Result of an audit: the whole log, compared with what the coordinator shows of its studies.
 
     Args:
         head: the log's head that the entries hash to.
@@ -213,7 +213,7 @@ def _turn(study: object, wave: object, closed: bool) -> str:
 
 
 def _ended(body: Mapping[str, Any], studies: Collection[str]) -> str:
-    """What an entry says is over, or goes on after all; blank of other entries and of waves of other studies."""
+    """Revocation, or closing or reopening of a wave, recorded by an entry, in words; blank for any other entry."""
     kind = body.get("kind")
     if kind == "revocation":
         return _revocation(body.get("site"))

@@ -1,1 +1,1 @@
-"""What an analyst holds in a file, pooled without a server: estimates, counts, likelihoods, several coefficients."""
+"""Pooling of an analyst's own file without a server: estimates, counts, likelihoods, several coefficients."""

@@ -1,4 +1,4 @@
-"""What `analyst pool` and `tables` answer of likelihoods, several coefficients, and counts by their likelihood."""
+"""Answers of `analyst pool` and `tables` on likelihoods, several coefficients, and counts by their likelihood."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ columns are named by numbers is a ``grid``: a row for each site, its log-likelih
 
 
 def form_of(names: Sequence[str]) -> str:
-    """Which form a table with these columns has. Raises: ParameterError."""
+    """Form of a table with these columns: a key of `FORMS`, or ``grid``. Raises: ParameterError."""
     found = next((form for form, columns in FORMS.items() if {*columns} <= {*names}), "")
     if not found and sum(_number(name) is not None for name in names) >= 2:
         return "grid"

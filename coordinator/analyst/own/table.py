@@ -108,16 +108,16 @@ table_option = partial(typer.Option, rich_help_panel="The table")
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTable:
-    """Which columns of a table are what; options of the commands that pool one.
+    """Columns of a table of study results, by their role; options of the commands that pool one.
 
     Args:
         file: the table.
         yi, vi, sei: columns of estimates, and of their variances or standard errors.
         cells: four columns of counts instead: events and none, then the same in the second group.
-        measure: what is made of counts: OR, RR or RD.
+        measure: effect measure computed from counts: OR, RR or RD.
         labels: the column that names the rows; the first column of words when blank.
-        exp: the estimates are logarithms of ratios.
-        effect: what they are called.
+        exp: True if the estimates are logarithms of ratios.
+        effect: name of the estimates' effect measure, such as "Hazard ratio".
     """
 
     file: Annotated[Path, typer.Argument(help="Table with one row per study: .csv, .tsv or .parquet.")]

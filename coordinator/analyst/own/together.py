@@ -24,7 +24,7 @@ together_option = partial(typer.Option, rich_help_panel="Several coefficients")
 
 @dataclass(frozen=True, kw_only=True)
 class TogetherOptions:
-    """How a table with several coefficients of each study is read and pooled."""
+    """Options for reading and pooling a table with several coefficients of each study."""
 
     terms: Annotated[
         str, together_option("--terms", help="Column that names the coefficient: pool all of them together.")

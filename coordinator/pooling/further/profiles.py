@@ -31,7 +31,7 @@ __all__ += ["normal_profile", "pool_profiles", "pool_profiles_random", "skew_nor
 Array = NDArray[np.float64]
 _LEAST_POINTS = 5
 _FARTHEST = 10.0
-"""Where a likelihood that is a formula is followed to, in logarithms of a ratio; EvidenceSynthesis looks as far."""
+"""Largest |log ratio| at which a likelihood given by a formula is evaluated, the same as in EvidenceSynthesis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ def _at_one(*profiles: Profile) -> Callable[[float], float]:
 
 
 def _highest(curve: Callable[[float], float], x: Array, y: Array) -> tuple[float, float, str]:
-    """Where a curve is highest, how high, and why that is no maximum; y are its values at x."""
+    """Argmax and maximum of a curve with values y at x, and the reason why that is no maximum (blank if it is)."""
     top = int(y.argmax())
     if top in (0, len(x) - 1):
         way = "lowest" if top == 0 else "highest"

@@ -98,7 +98,7 @@ def boundaries(t: ArrayLike, information: ArrayLike | None = None, *, alpha: flo
 
 
 def _bound(place: Array, weight: Array, root: float, spread: float, step: float) -> float:
-    """Where |z| is to lie beyond with probability `step`, from what was before: `place` with `weight`."""
+    """Boundary that |z| first exceeds at this look with probability `step`; before it √I z has `weight` at `place`."""
 
     def beyond(c: float) -> float:
         up, down = (c * root - place) / spread, (-c * root - place) / spread
@@ -144,7 +144,7 @@ class Monitored:
 
     @property
     def sentence(self) -> str:
-        """What the looks say."""
+        """Result of the looks in a sentence: the first beyond its boundary, or that none is."""
         last = self.looks[-1]
         how = f"{self.spending} spending, two-sided {100 * self.alpha:g} %"
         if self.stopped:

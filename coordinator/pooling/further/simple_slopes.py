@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["simple_slopes"]
 
 _BETWEEN = re.compile(r":(?![^\[]*\])")
-"""What parts the two columns of a label: a colon in no level."""
+"""Separator of the two columns in an interaction's label: a colon outside the brackets of a level."""
 _LEVEL = re.compile(r"\[([^\[\]]*)\]$")
 _OTHERS = ("standardised", "schoenfeld", "multinomial")
 
@@ -69,7 +69,7 @@ def simple_slopes(
 
 
 def _coded_in_full(labels: Mapping[str, None], of: str, dictionary: Dictionary) -> bool:
-    """Whether the level that others are compared with has a coefficient of its own, alone or in an interaction."""
+    """True if the reference level has a coefficient of its own, alone or in an interaction."""
     column = next((one for one in dictionary.columns if one.name in names(parse(of))), None)
     if column is None or not column.levels:
         return False

@@ -18,17 +18,17 @@ _PARTS = ("noise", "cut", "pilots", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class SummedAnswer:
-    """What a secure sum says of one coefficient. Forest plot, Q, I² and τ² beside it are the pilots'.
+    """Answer of a secure sum for one coefficient. Forest plot, Q, I² and τ² beside it are the pilots'.
 
     Args:
         estimate: on the analysis scale, per unit of the bounds, or of the question (`per`).
-        variance: all of it. noise: the part from the sum's noise. cut: the part from what the cut takes.
-        pilots: the part from what the sites' noisy releases have wrong of the place that records are looked at from.
-        weights: by what the weights may lie from those of the records' own answer; with noise, cut and pilots the
-            expected squared distance to that answer. This and `pilots` are nothing in answers from before they were
-            told.
-        tau2: τ̄², the mean of τ² under what the pilots say of it, which is in `variance`.
-        sites: whose numbers are in the sum.
+        variance: total variance. noise: its part from the sum's noise. cut: its part from the clipping of influences.
+        pilots: its part from the error of the noisy pilots in the point at which influences are evaluated.
+        weights: expected squared error from weights that are not those of the records' own answer; with noise, cut and
+            pilots it is the expected squared distance to that answer. This and `pilots` are 0 in answers of versions
+            that did not state them.
+        tau2: τ̄², the posterior mean of τ² given the pilots, which is in `variance`.
+        sites: sites whose numbers are in the sum.
         level: coverage of the interval, Student's with one degree of freedom less than sites.
     """
 

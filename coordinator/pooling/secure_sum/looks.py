@@ -32,11 +32,11 @@ _UNSETTLED = 1e3
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PilotPlaces:
-    """Where the pilots have each site, by its place among the plan's members.
+    """Estimates of each site from the pilots, keyed by the site's place among the plan's members.
 
     Args:
         effects: of each summed coefficient (estimate, variance), per unit of the bounds.
-        start: their pooled coefficients, from which all records are looked at.
+        start: pooled coefficients of the pilots, at which the influences of all records are evaluated.
     """
 
     plan: StudyPlan

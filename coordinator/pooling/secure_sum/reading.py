@@ -1,4 +1,4 @@
-"""What an opened sum answers, read from the pilots that it was taken over."""
+"""Pooled coefficients of an opened sum, computed with the pilots that it was taken over."""
 
 from __future__ import annotations
 
@@ -72,6 +72,6 @@ def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLo
 
 
 def _same(one: AnySentLook, other: AnySentLook) -> bool:
-    """Whether two looks have the same numbers, but for the last digits."""
+    """True if two looks have the same shapes, and numbers equal to within `_CLOSE`, relative or absolute."""
     parts = zip(astuple(one), astuple(other), strict=True)
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, rtol=_CLOSE, atol=_CLOSE) for a, b in parts)

@@ -53,13 +53,14 @@ _SEED = 20261129
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Heterogeneity:
-    """What pilots say of how sites differ, of one coefficient.
+    """Heterogeneity of one coefficient between sites, inferred from the pilots.
 
     Args:
-        weights: (K,) normalised random-effects weights, at the τ that is expected nearest to the records' own answer.
-        tau2: τ̄².
-        apart: (draws, K) estimates that the records may have, less what they then pool to.
-        more: (K,) variances of the pilots beside those that the records alone would leave.
+        weights: (K,) normalised random-effects weights, at the τ with the least expected distance to the records' own
+            answer.
+        tau2: τ̄², the posterior mean of τ².
+        apart: (draws, K) draws of the records' estimates given the pilots, less their own pooled value.
+        more: (K,) variances of the pilots in excess of those that the records alone would leave.
     """
 
     weights: Array

@@ -46,12 +46,12 @@ UNCARRIED = ("Clock", "Limits", "NextRound", "UploadRound")
 
 @dataclass(frozen=True, kw_only=True)
 class TakenParcel:
-    """What became of a site's file.
+    """Result of taking a site's file.
 
     Args:
         header: its first line.
         outcomes: (method, code of the refusal or blank) of each call.
-        newest: whether the post-box answers this file from now on; not where a newer one has come before it.
+        newest: True if the post-box answers this file from now on; False where a newer one was taken before it.
     """
 
     header: CourierHeader
@@ -60,7 +60,7 @@ class TakenParcel:
 
 
 class CourierDesk:
-    """Where a coordinator takes what couriers bring, also while it serves.
+    """Intake of the files that couriers bring to a coordinator, also while it serves.
 
     Args:
         config: the coordinator's settings.
@@ -187,7 +187,7 @@ class CourierDesk:
         return next((one for one in self._store.sites() if one.site == site), None)
 
     def _admitted(self, service: CollectionService, parcel: SiteParcel) -> Peer:
-        """Who calls, by its certificate. Raises: CertificateRefusal, TokenRefusal, ReplayRefusal."""
+        """Calling site, authenticated by its certificate. Raises: CertificateRefusal, TokenRefusal, ReplayRefusal."""
         here = self._authority
         peer = peer_of(parcel.certificate_pem.encode(), utc_now())
         require_issued_by(parcel.certificate_pem, [*here.before, here.ca_pem])

@@ -1,4 +1,4 @@
-"""What a running coordinator shows of itself: its readiness, its metrics, and the ports on which machines ask."""
+"""Monitoring of a running coordinator: its readiness, its metrics, and the ports that serve them."""
 
 from __future__ import annotations
 

@@ -41,21 +41,21 @@ STARTING = 60.0  # seconds for which one of several waits for the first, which l
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What a coordinator serves beside its sites' port, from where, and within which limits.
+    """Settings of a coordinator's server: its storage, its limits, and the ports beside that of its sites.
 
     Args:
         url: database, if not SQLite in the home folder; as it may hold a password, it is left out of the text form.
-        bundles: where bundles are kept, if not in a folder of it.
+        bundles: object store of the bundles; blank if they are in a folder of the home folder.
         max_bundle: most bytes of one release.
-        quotas: what one site and one token may leave here.
+        quotas: quotas of one site and of one token.
         workers: threads that answer.
-        limits: what one address and one peer may take of either port.
+        limits: limits on the calls of one address and of one peer, for either port.
         analysts: ``host:port`` to bind for analysts; blank answers none. See `analysts_port`.
-        analysis: how their questions are answered.
-        web: how analysts are answered over HTTPS, as of `analysts_port.analysts_server`; None for not.
+        analysis: rate limits and resources of analysts' questions.
+        web: settings of analysts' HTTPS server, as of `analysts_port.analysts_server`; None for no such server.
         health: ``host:port`` for health and metrics by HTTP; blank for none. See `monitor`.
         health_grpc: ``host:port`` for gRPC's health service; blank for none.
-        log: how a process writes its log.
+        log: settings of the log of each process.
     """
 
     url: str = field(default="", repr=False)

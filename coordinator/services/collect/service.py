@@ -324,9 +324,10 @@ class CollectionService:
         return Growth(proof=self._store.prove_growth(request.old_size, request.size))
 
     def clock(self, call: Call, request: SignedDocument) -> SignedDocument:
-        """What this clock says, signed, for what the site's says; that is kept. Raises: SignatureRefusal, ….
+        """Signed reading of this clock in reply to the site's own, which is stored. Raises: SignatureRefusal, ….
 
-        An invitation's certificate is answered too. Its key is not pinned yet, so that what it says is not kept.
+        A caller with an invitation's certificate is answered too; its key is not pinned yet, so its reading is not
+        stored.
         """
         envelope = canonical_envelope(request.envelope)
         if call.peer.role == "site":

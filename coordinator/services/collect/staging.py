@@ -59,7 +59,7 @@ class Staging:
         self.close = finalize(self, os.close, self._among)
 
     def part_of(self, site: RegisteredSite, digest: str) -> Path:
-        """Where an unfinished upload lies."""
+        """Path of an unfinished upload."""
         # The site's name is part of the file's: no site can touch what another one has staged.
         return self.folder / f"{site.site}.{digest}.part"
 

@@ -1,4 +1,4 @@
-"""What is decided on a signed statement alone: who signed it, the plan and wave it acts upon, the approvals it has."""
+"""Checks that need a signed statement alone: its signatures, the plan and wave it acts upon, the approvals it has."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where answers are computed: worker processes under limits, fair between owners, here or on other machines."""
+"""Computation of answers: worker processes under limits, fair between owners, here or on other machines."""

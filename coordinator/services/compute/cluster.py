@@ -183,7 +183,7 @@ def _gone() -> NetworkRefusal:
 
 # -- on the machine that computes -----------------------------------------------------------------------------------
 def perform(asked: bytes, bounds: tuple[int, int, float]) -> bytes:
-    """What a task says, as of `WorkerLine.do`, from a process of this machine."""
+    """Reply to a task, as of `WorkerLine.do`, from a worker process of this machine; canonical JSON."""
     memory, cpu, wall = bounds
     said = parse_json(asked, cap=_CAP)
     given = said["given"]
@@ -206,7 +206,7 @@ def perform(asked: bytes, bounds: tuple[int, int, float]) -> bytes:
 
 
 def _left() -> Callable[[], bool]:
-    """Whether nobody waits for this task any more; Dask itself lets what has begun run to its end."""
+    """Function that is true once nobody waits for this task; Dask itself lets a task that has begun run to its end."""
     from distributed import get_worker
 
     worker = get_worker()

@@ -1,4 +1,4 @@
-"""Where a question is computed: by processes of this machine, or by a cluster; what went wrong there, as a refusal."""
+"""Engine that computes questions, in processes of this machine or on a cluster, and reports failures as refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 30.0  # seconds that a question waits for a free place
 
 
 class ComputeEngine:
-    """What computes analysts' questions.
+    """Engine that runs the tasks of analysts' questions in workers, here or on a cluster.
 
     Args:
         compute: ``dask://host:port`` of a cluster; blank for processes of this machine.
@@ -89,10 +89,10 @@ class ComputeEngine:
         left: Callable[[], bool] = lambda: False,
         begun: Callable[[], None] = lambda: None,
     ) -> Any:
-        """What a task gives.
+        """Result of a task.
 
         Args: as of `coordinator.services.compute.workers.Workers.run`.
-        Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal; Refusal for what nobody foresaw.
+        Raises: what it refuses, RateRefusal, EstimateRefusal, NetworkRefusal; Refusal for an unforeseen error.
         """
         # What writes a file for this server is done on its machine.
         workers = self.here if self.elsewhere is None or "path" in given else self.elsewhere

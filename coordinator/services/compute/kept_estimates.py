@@ -46,7 +46,7 @@ def packed(rows: Sequence[Estimate]) -> bytes:
 
 
 def estimates_of(data: bytes) -> list[Estimate]:
-    """What `packed` was given.
+    """Estimates from their bytes; the inverse of `packed`.
 
     >>> row = Estimate(study="s", site="A", wave=1, term="age", yi=0.1 + 0.2, vi_sampling=0.03, n=90)
     >>> estimates_of(packed([row])) == [row]
@@ -71,7 +71,7 @@ class KeptEstimates:
         """Rows that were found damaged."""
 
     def of(self, about: Sequence[str], places: Collection[Place]) -> dict[Place, list[Estimate]]:
-        """What is kept of a question at these places, read at once."""
+        """Stored estimates of a question at these places, in one read; damaged ones are counted and left out."""
         question, today = _hash(*about, versions()), utc_now().date().isoformat()
         query = sa.select(_questions.c.day, _estimates.c.place, _estimates.c.estimates)
         query = query.join(_estimates, _estimates.c.question == _questions.c.question)

@@ -1,9 +1,8 @@
-"""What workers do (`workers`, beside this): hold a bundle against its plan, and answer from released tables.
+"""Tasks of the workers (`workers`, beside this): check a bundle against its plan, and answer from released tables.
 
-Each task takes plain values and gives plain values. A worker that answers keeps what it has read and worked out, like
-the server did before: tables, sites' estimates and stand-ins, so that the next question of the study finds them. What
-it rests on is named by the server, release by release, and looked up here: an answer is never from other releases than
-those its id was made of.
+Each task takes and returns plain values. A worker that answers caches what it has read and computed, tables, sites'
+estimates and surrogate samplers, so that the next question of the study finds them. The server names the releases that
+an answer rests on, and the worker looks them up: an answer never rests on other releases than those its id was made of.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ READING = (
     "shared.mechanisms.secure_sum.plan",
     "coordinator.services.compute.tasks:read_own",
 )
-"""What is imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""
+"""Modules imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""
 ANSWERING = (
     *READING,
     "sqlalchemy.dialects.sqlite",
@@ -58,7 +57,7 @@ ANSWERING = (
     "coordinator.services.compute.kept_estimates",
     "shared.releases.synthetic",
 )
-"""What is imported to answer a question."""
+"""Modules imported to answer a question."""
 LABEL = b"privatised rows, not patient records"
 
 

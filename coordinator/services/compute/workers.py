@@ -41,7 +41,7 @@ KEPT = 0.5  # a worker that has kept more than this share of a task's memory is 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskLimits:
-    """What one task may take.
+    """Resource limits of one task.
 
     Args:
         memory: bytes of address space beyond what a worker has when it begins.
@@ -71,7 +71,7 @@ class Ended(Exception):
 
     @property
     def limit(self) -> bool:
-        """Whether the task itself is why: it would end so again. A slow machine may be why time ran out."""
+        """True if the task itself is the cause and would fail again; not ``wall``, which a slow machine may cause."""
         return self.why in ("memory", "cpu", "crashed")
 
 
@@ -88,13 +88,13 @@ class WorkerLine(Protocol):
 
     @property
     def well(self) -> bool:
-        """Whether it waits for a task."""
+        """True if it waits for a task."""
 
     def grown(self) -> int:
         """Bytes of memory that it has more than when it began."""
 
     def do(self, task: str, given: Mapping[str, Any], limits: TaskLimits, left: Callable[[], bool]) -> dict[str, Any]:
-        """What it says to a task: ``gave``, ``refused``, ``failed`` or ``over``. Raises: Ended."""
+        """Reply of the worker to a task: ``gave``, ``refused``, ``failed`` or ``over``. Raises: Ended."""
 
     def end(self) -> object:
         """End it, or give it back to whom it belongs."""
@@ -147,12 +147,12 @@ class Workers:
         begun: Callable[[], None] = lambda: None,
         limits: TaskLimits | None = None,
     ) -> Any:
-        """What ``module:function`` gives for `given`, in a worker; plain values in and out.
+        """Result of ``module:function`` for `given`, run in a worker; plain values in and out.
 
         Args:
             owner: whose task it is.
             patience: seconds to wait for a place.
-            left: whether the caller has gone; then the task is ended.
+            left: returns True once the caller has gone; the task is then ended.
             begun: called when the task has its place and worker, before the worker is told of it.
             limits: of this task, if not the pool's.
         Raises: what the task refuses; Ended, Failed, Busy.
@@ -223,7 +223,7 @@ class Workers:
             return None
 
     def _next(self) -> _Ticket | None:
-        """Whose turn it is: of those who may have a place, the owner who was served longest ago."""
+        """Next ticket to be served: of the owners who may have a place, the one served longest ago; None if nobody."""
         free = self._places - len(self._running)
         for ticket in sorted(self._waiting, key=lambda one: (self._served.get(one.owner, 0), one.number)):
             mine = self._running.count(ticket.owner)
@@ -266,7 +266,7 @@ class _Worker:
 
     @property
     def well(self) -> bool:
-        """Whether it waits for a task: one that has died has closed its line."""
+        """True if it waits for a task: one that has died has closed its line."""
         return not self._line.poll()
 
     def grown(self) -> int:
@@ -274,7 +274,7 @@ class _Worker:
         return memory(self._pid) - self._began
 
     def do(self, task: str, given: Mapping[str, Any], limits: TaskLimits, left: Callable[[], bool]) -> dict[str, Any]:
-        """What it says to a task. Raises: Ended."""
+        """Reply of the worker to a task. Raises: Ended."""
         asked = {"task": task, "given": given, "memory": limits.memory, "cpu": limits.cpu}
         until = time.monotonic() + limits.wall
         try:

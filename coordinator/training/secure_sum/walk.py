@@ -59,7 +59,7 @@ class StepProgress:
 
 
 def sum_plan(plan: StudyPlan) -> SecureSumPlan:
-    """What the plan says of a sum. Raises: PlanRefusal, where it says nothing."""
+    """Secure-sum settings of the plan. Raises: PlanRefusal, where it has none."""
     if not isinstance(plan.release, SecureSumPlan):
         raise PlanRefusal(
             "the study's newest plan must have a secure sum for its sites to give one",
@@ -208,7 +208,7 @@ class _Walk:
         return here
 
     def _good(self, answer: SiteAnswer) -> bool:
-        """Whether an answer holds by itself, as far as only signatures tell; whoever sends another is lost."""
+        """True if an answer is valid by itself, as far as signatures show; a site that sends another is lost."""
         try:
             if isinstance(answer, KeyOffer):
                 answer.require(self._terms)
@@ -285,7 +285,7 @@ class _Walk:
         return {place: LookOrder(look=one, pilots=named).to_bytes(self._terms) for place, one in looks.items()}
 
     def _contents(self, step: SumStep, sites: list[int]) -> dict[int, bytes]:
-        """What a step asks of each of these sites, who have answered the one before."""
+        """Content of a step's order to each of these sites, which have answered the step before."""
         match step:
             case SumStep.OFFER:
                 return self._weighed(sites)

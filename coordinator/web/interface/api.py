@@ -72,15 +72,15 @@ def connection_of(request: Request) -> GuardedConnection | None:
 
 
 class Api:
-    """What answers below ``/v1``.
+    """HTTP interface below ``/v1``.
 
     Args:
         service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
         places: threads that answer.
-        limits: what one caller may take.
+        limits: limits on the calls of one caller.
         device: sign-ins of programs without a browser.
-        door: counts wrong tokens by address; None where nobody from outside comes in.
-        observe: told what became of each call, on the loop's thread.
+        door: counts wrong tokens by address; None where no call comes from outside.
+        observe: called with the decision on each call, on the loop's thread.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Api:
 
     # -- one call -----------------------------------------------------------------------------------------------
     def _endpoint(self, one: Operation, answer: Callable[..., Awaitable[Response]]) -> Endpoint:
-        """What answers an operation: `answer` is given the request and, where a token must be shown, whose it is."""
+        """Endpoint of an operation: `answer` is called with the request and, where a token is required, the caller."""
 
         async def endpoint(request: Request) -> Response:
             connection, who = connection_of(request), None
@@ -183,7 +183,7 @@ class Api:
         return JSONResponse(said, status_code=said["status"], headers=headers, media_type=PROBLEM)
 
     async def identified(self, request: Request, token: str = "") -> Analyst:
-        """Whose the token is that a call shows, within its rate. Raises: AccessRefusal, RateRefusal."""
+        """Analyst of a request's token, within the rate limit. Raises: AccessRefusal, RateRefusal."""
         shown = request.headers.getlist("authorization")
         if not token and len(shown) == 1 and shown[0].startswith(BEARER):
             token = shown[0].removeprefix(BEARER)
@@ -230,7 +230,7 @@ class Api:
         return one.read(request.path_params, query, body)
 
     async def handled(self, request: Request | None, one: Operation, asked: Any, who: Analyst, **further: Any) -> Any:
-        """What the service gives to a call of an operation; the call is over when whoever made it has left.
+        """Result of the service's handler of an operation; `Call.left` becomes true once the client has disconnected.
 
         Args:
             further: further fields of `Call`.

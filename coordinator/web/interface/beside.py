@@ -1,8 +1,8 @@
-"""What the web answers beside the analysts' service: what an analyst's own end works out by itself, a browser cannot.
+"""Replies of the web beside the analysts' service: computed by other clients themselves, which a browser cannot do.
 
-How a question reads before it is asked, figures and words of an answer, receipts in words, and who has delivered in
-which wave. None of it is a look at the data, and none is a line of the record: it reads plans, receipts, and the
-documents of answers that were given. Only `monitor` asks: it is the service's own question, once for each wave.
+They are a question in canonical form before it is asked, figures and words of an answer, receipts in words, and the
+deliveries by wave. None of them reads data or adds a line to the record: they read plans, receipts, and the documents
+of answers that were given. Only `monitor` asks: it is the service's own question, once for each wave.
 """
 
 from __future__ import annotations
@@ -227,9 +227,9 @@ class DerivedDocuments:
             yield RowsChunk(data=packed[start : start + CHUNK_BYTES])
 
     def budgets(self, call: Call, request: BudgetsRequest) -> Document:
-        """What the releases have spent of the plan's ε, wave by wave, and what further waves would.
+        """Cumulative ε of the releases against the plan's cap, wave by wave, and after further waves.
 
-        A site no total of whose releases holds is under ``open``, with what stands in place of a price.
+        A site with a release that has no ε is under ``open``, with the words in place of a price.
         """
         self._service.admitted(call, request.study)
         plan = self._store.plan(request.study).plan
@@ -250,7 +250,7 @@ class DerivedDocuments:
         return _document({**cap, "waves": waves, "courses": courses, "open": found.open})
 
     def design(self, call: Call, form: Mapping[str, Any]) -> dict[str, Any]:
-        """What review, price list and cost say of a plan in the making, for leads; nothing is kept."""
+        """Review, price list and cost of a draft plan, for leads; nothing is stored."""
         who = call.peer
         if who.role != "lead":
             raise RoleRefusal("the role must be lead", given=who.role)
@@ -369,7 +369,7 @@ class DerivedDocuments:
         return _document({"study": request.study, "sites": rows, "of": len(known), "pages": pages})
 
     def waves(self, call: Call, request: StudySitesRequest) -> Document:
-        """Who has delivered in which wave; all sites or a page. What keeps a site, leads and auditors see alone."""
+        """Deliveries by wave and site, of all sites or a page; only leads and auditors see why a site is late."""
         who = self._service.admitted(call, request.study)
         whole = waves.grid(self._store, request.study, self._today())
         found = plain(whole.page(request.most, request.page) if request.most else whole)

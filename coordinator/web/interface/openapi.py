@@ -144,7 +144,7 @@ def _schema(name: str, field: Field[Any], kind: Any, words: Mapping[str, str]) -
 
 
 def _words(kind: type) -> dict[str, str]:
-    """What the docstring of a class says of its fields.
+    """Field of a class to its description, from the Args of the class's docstring.
 
     >>> from shared.wire.analyst_messages import QueryRequest
     >>> _words(QueryRequest)["term"]

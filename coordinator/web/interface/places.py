@@ -58,12 +58,12 @@ class Places:
             self._running -= 1
 
     async def worked(self, caller: _Caller, work: Callable[[], T]) -> T:
-        """What `work` returns, run in a thread when this caller and the pool have one free."""
+        """Result of `work`, run in a thread once this caller's share and the pool have one free."""
         async with caller.places:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def looked_up(self, work: Callable[[], T]) -> T:
-        """What `work` returns, run by a thread that no handler holds; it must be short."""
+        """Result of `work`, which must be short, run in a thread reserved for such look-ups."""
         return await asyncio.get_running_loop().run_in_executor(self._porters, work)
 
     def close(self, *, wait: bool = True) -> None:
@@ -73,7 +73,7 @@ class Places:
 
 
 class _Caller:
-    """What one caller takes now."""
+    """Calls in progress of one caller, and its share of the threads."""
 
     def __init__(self, share: int) -> None:
         self.calls, self.places = 0, asyncio.Semaphore(share)

@@ -56,6 +56,6 @@ def problem(refusal: Refusal, status: int | None = None) -> dict[str, Any]:
 
 
 def problem_kind(code: str) -> dict[str, Any]:
-    """What a code means. Raises: KeyError."""
+    """Kind of problem with this code of a refusal: type, title and code. Raises: KeyError."""
     kind = CATALOGUE[code]
     return {"type": f"/v1/problems/{code}", "title": kind.meaning, "code": code}

@@ -128,13 +128,13 @@ def _described(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def site_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What an answer says of one site, as a person reads it.
+    """Facts of one site in an answer, in words.
 
     Args:
         given: ``document`` (the answer) and ``site``.
-    Returns: ``reason`` (why it has no estimate; blank where it has), ``facts`` (pairs of name and text), ``without``
+    Returns: ``reason`` (why it has no estimate; blank if it has one), ``facts`` (pairs of name and text), ``without``
         and ``influence`` (tables as of `words`, or None), ``sentences`` and ``cautions``.
-    Raises: ParameterError (no such site); IntegrityRefusal (another number than the one that was given).
+    Raises: ParameterError (no such site); IntegrityRefusal (a recomputed number differs from the answer's).
     """
     from shared.estimands.effects import SCALES, shown
     from shared.terminal import number

@@ -56,10 +56,10 @@ def _words(release: AcceptedRelease) -> dict[str, Any]:
 
 
 def since(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What changed from one release's words to another's.
+    """Changes between the receipts, in words, of two releases.
 
-    Returns: ``wave`` of the earlier; ``changes``, each a fact, what it was, and is; and the sentences that came and
-        went of what is covered and of what is not: ``covered``, ``no_longer_covered``, ``not_covered``,
+    Returns: ``wave`` of the earlier; ``changes``, each (fact, earlier value, present value); and the sentences added to
+        and dropped from what is covered and what is not: ``covered``, ``no_longer_covered``, ``not_covered``,
         ``no_longer_open``.
 
     >>> one = {"wave": 1, "n": 1200, "mechanism": "latent_noise", "posture": "local", "price": "ε 3",

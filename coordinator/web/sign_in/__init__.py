@@ -1,1 +1,1 @@
-"""Who is let in by a browser or a notebook: sessions, and sign-in by a hospital's own provider."""
+"""Sign-in by a browser or a notebook: sessions, and identity by a hospital's own provider."""

@@ -70,7 +70,7 @@ class DeviceSignIns:
         return {"sign_in": secret, **shown, "expires_in": code.seconds, "interval": code.interval}
 
     async def ask(self, secret: str) -> dict[str, Any] | None:
-        """What a token's file holds, once the person has signed in; None while they have not.
+        """Content of a token file, once the person has signed in; None while they have not.
 
         Raises: AccessRefusal: no sign-in that waits, one that ended, or one that the provider refused.
         """

@@ -1,8 +1,8 @@
-"""What sign-ins keep, in the store, so that whichever of several serving processes is asked knows them.
+"""Storage of sign-ins in the database, so that each of several serving processes knows them.
 
 Each row is found by the SHA-256 of a secret that its browser, or its program, alone has, and sealed (ChaCha20-Poly1305)
-by a key from that secret (HKDF-SHA256). Who reads the database learns who is signed in, and can sign in as nobody: no
-token, no cookie and nothing of the provider's is readable there.
+by a key from that secret (HKDF-SHA256). A reader of the database learns who is signed in, but cannot sign in as any of
+them: no token, no cookie and nothing of the provider's is readable there.
 """
 
 from __future__ import annotations

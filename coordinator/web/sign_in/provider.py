@@ -47,10 +47,10 @@ DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """Who signed in, as the provider says.
+    """Person who signed in, as stated by the provider.
 
     Args:
-        serial: stands for issuer and subject, for limits. name: for the record.
+        serial: identifies issuer and subject, for rate limits. name: for the record.
         until: the time (seconds since 1970) at which the ID token ends.
         access, refresh: the provider's tokens, by which it is asked again; blank where it gave none.
     """
@@ -133,10 +133,10 @@ class Provider:
         return cookie, str(URL(known["authorization_endpoint"]).copy_merge_params(asked))
 
     async def finish(self, cookie: str, given: Mapping[str, str]) -> Person:
-        """Who signed in.
+        """Person who signed in, once the provider has sent their browser back.
 
         Args:
-            cookie: of the browser that comes back. given: the query that it brings.
+            cookie: cookie that the browser was given at the beginning. given: query parameters of the redirect.
         Raises: AccessRefusal (not begun here, begun long ago, used already, or a token that is not right);
             NetworkRefusal.
         """
@@ -178,9 +178,9 @@ class Provider:
             raise _unreadable() from None
 
     async def device_person(self, device_code: str) -> Person | float | None:
-        """Who signed in at a device's code.
+        """Person who signed in with a device code.
 
-        Returns: the person; None while nobody has; seconds by which to ask more slowly.
+        Returns: the person; None while nobody has signed in; seconds to add to the interval of polling.
         Raises: AccessRefusal: refused there, or ended.
         """
         known = await self._discovered()
@@ -229,7 +229,7 @@ class Provider:
         return found if found.refresh else replace(found, refresh=person.refresh)
 
     async def _of_answer(self, answer: Mapping[str, Any], nonce: str = "") -> Person:
-        """Who a token endpoint's answer is about. Raises: AccessRefusal, NetworkRefusal."""
+        """Person named by the ID token of a token endpoint's answer. Raises: AccessRefusal, NetworkRefusal."""
         known = await self._discovered()
         person = self._person(answer.get("id_token"), await self._fetched(known["jwks_uri"]), nonce)
         access, refresh = (answer.get(f"{name}_token") for name in ("access", "refresh"))

@@ -1,11 +1,11 @@
-"""Who is signed in with a browser: a session per sign-in, in the store, behind a cookie that no script can read.
+"""Browser sessions: one per sign-in, in the store, behind a cookie that no script can read.
 
 The cookie is 256 random bits, sent to this host alone and by this site's own pages alone (``__Host-``, Secure,
-HttpOnly, SameSite=Strict); what the session holds is sealed by it (`coordinator.web.sign_in.kept`), so that any process
-that serves knows who shows it, and no reader of the database does. A session ends after half an hour without a page,
-after twelve hours in any case, when it is left, and when what it rests on ends: a token is looked up again for every
-page, and a process asks the provider about everyone who has shown it a cookie. Whom no process has asked about for five
-minutes, since none that served them runs, signs in again.
+HttpOnly, SameSite=Strict); the content of the session is sealed by it (`coordinator.web.sign_in.kept`), so that any
+process that serves can open the session it is shown the cookie of, and no reader of the database can. A session ends
+after half an hour without a page, after twelve hours in any case, at sign-out, and with the token or sign-in that it
+rests on: a token is looked up again for every page, and a process asks the provider about everyone who has shown it a
+cookie. A person about whom no process has asked for five minutes, since none that served them runs, signs in again.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Sessions:
         await asyncio.gather(*(one(*each) for each in known))
 
     def _claimed(self, cookie: str, program: bool, since: float) -> tuple[Person | None, float]:
-        """Whom this process is to ask about, and when it was last known to hold: none where another has, or does."""
+        """Person to confirm with the provider, and the time last confirmed; (None, 0.0) if there is nothing to do."""
         kind, now = _kind(program), self._clock()
         row = self._kept.find(kind, cookie)
         if row is None:

@@ -16,7 +16,7 @@ _POOLING = ("term", "method", "test", "level", "wave")
 
 
 def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
-    """How the same question is asked elsewhere: a name, and a text to copy.
+    """Same question in other clients, for Python, R and the command line: (name, text to copy) of each.
 
     Args:
         answer: the document that was given. host: where this coordinator is dialled over HTTPS.
@@ -52,7 +52,7 @@ def copies(answer: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
 
 
 def copies_of_looks(found: Mapping[str, Any], host: str) -> list[tuple[str, str]]:
-    """How the same looks are asked for elsewhere; as `copies`.
+    """Same looks in other clients; as `copies`.
 
     Args:
         found: the document of the looks. host: where this coordinator is dialled over HTTPS.

@@ -9,7 +9,7 @@ __all__ = ["differences", "named", "site_rows"]
 
 
 def named(study: str, text: str) -> tuple[str, str]:
-    """Which answer is meant: one of this study by its id, one of another as ``STUDY/ID``; blank for none.
+    """(study, id) of an answer, given as its id in this study, or as ``STUDY/ID``; the id is blank for none.
 
     >>> named("cvd", "1f3a"), named("cvd", " lungs/9b2c "), named("cvd", "")
     (('cvd', '1f3a'), ('lungs', '9b2c'), ('cvd', ''))

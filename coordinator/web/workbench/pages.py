@@ -187,7 +187,7 @@ class Pages:
         return endpoint
 
     async def _identified(self, request: Request, session: SignedIn) -> Analyst:
-        """Who reads, within their rate. Raises: AccessRefusal, RateRefusal."""
+        """Analyst who reads the page, within their rate limit. Raises: AccessRefusal, RateRefusal."""
         found = session.person
         if found is None:
             return await self._api.identified(request, session.token)
@@ -344,7 +344,7 @@ class Pages:
         return RedirectResponse(f"/studies/{request.path_params['study']}/results/{found['result']}", status_code=303)
 
     async def _checked(self, request: Request, who: Analyst, session: SignedIn) -> Response:
-        """How the form reads so far; what lacks is an answer here, and no refusal."""
+        """Question of the form so far, checked; a fault in it is a reply with ``problem``, not an error status."""
         try:
             return JSONResponse(await self._document(request, who, "check", await self._question(request, who)))
         except Refusal as refusal:
@@ -474,7 +474,7 @@ class Pages:
         return self._draw("waves.html", session, study=study, here="waves", grid=grid, page=page)
 
     async def _proof(self, request: Request, who: Analyst, session: SignedIn) -> Response:
-        """What the page itself checks of a release's place in the log."""
+        """Proof of a release's place in the log, which the page itself verifies."""
         seen, path = _number(request.query_params.get("seen", "")) or 0, request.path_params
         asked = ProofRequest(study=path["study"], release_id=path["release_id"], seen=seen)
         return JSONResponse(await self._document(request, who, "proof", asked))

@@ -54,7 +54,7 @@ class SignInPages:
         self._house, self._first_code = house, first_code
 
     def routes(self) -> list[Route]:
-        """Where people come in."""
+        """Routes of the sign-in pages."""
         return [
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/sign-in/first", self._first_token, methods=["POST"]),
@@ -149,7 +149,7 @@ class SignInPages:
         return answer
 
     async def _studies_at_first(self, request: Request) -> Any:
-        """What is to be done first: said on this machine alone, while nobody holds a token and no provider is set."""
+        """Studies for a first token; None except on this machine, while nobody holds a token and no provider is set."""
         connection = connection_of(request)
         if self._provider is not None or connection is None or connection.address != "127.0.0.1":
             return None

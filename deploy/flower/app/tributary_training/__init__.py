@@ -1,1 +1,1 @@
-"""What Flower's runtime is sent: two names. The code is the package that every machine has installed by itself."""
+"""App that is sent to Flower's runtime: two names. The code is the package that is installed on every machine."""
