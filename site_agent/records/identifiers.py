@@ -18,9 +18,9 @@ __all__ = ["NORMALISED", "compared", "normalised"]
 LONGEST = 100
 """Digits of a decimal beyond which it is no identifier to be written out."""
 NORMALISED = "normalised-"
-"""How `site_agent.records.table.person_space` begins where identifiers were normalised before they were compared.
+"""Prefix of `site_agent.records.table.person_space` where identifiers were normalised before they were compared.
 
-Another normaliser would take another prefix, so that nobody looks new to it unseen."""
+Another normaliser needs another prefix: otherwise persons known under this one would look new, unnoticed."""
 
 
 # Default_Ignorable_Code_Point of Unicode's DerivedCoreProperties beyond category Cf, and U+2800.

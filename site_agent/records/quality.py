@@ -81,7 +81,7 @@ class ColumnPicture:
 
 @dataclass(frozen=True, kw_only=True)
 class QualityReport:
-    """What a table is like. `patterns` counts rows by the columns that they lack."""
+    """Findings on a table's quality, and a distribution per column. `patterns` counts rows by their missing columns."""
 
     rows: int
     findings: tuple[Finding, ...]
@@ -175,11 +175,11 @@ def _of_column(values: pd.Series, column: Column) -> list[Finding]:
 
 
 def drift(before: pd.Series, new: pd.Series, column: Column) -> Finding | None:
-    """What new persons' values are beside those of persons released before; None where they are alike, or few.
+    """Finding that new persons' values differ from those of persons released before; None where alike, or few.
 
-    Told by the population stability index Σ (q − p) log(q / p) over the levels, or over the tenths of the earlier
-    values, missing ones a class of their own; and only where chance does not make it, by a χ² test at one in a
-    thousand. A registry that has changed its codes or units shows here, and so does a hospital with other patients.
+    Measured by the population stability index Σ (q − p) log(q / p) over the levels, or over the deciles of the earlier
+    values, with missing values as a class of their own. It is reported only if a χ² test is significant at 0.001. It
+    shows a registry that has changed its codes or units, and a hospital whose patients have changed.
     """
     from scipy.stats import chi2
 

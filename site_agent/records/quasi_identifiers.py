@@ -1,6 +1,7 @@
-"""How many persons share a combination of quasi-identifiers: what others may know of a patient, by the plan's words.
+"""Numbers of persons who share a combination of quasi-identifiers, the columns that others may know of a patient.
 
-Read from records, so that counts stay at the site. What they may decide: `StudyPlan.quasi_identifiers`.
+The plan names the columns, and `StudyPlan.quasi_identifiers` says what the counts may decide. They are read from
+records, so they stay at the site.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class SmallClasses:
     """Classes of fewer than `k` persons, a class being all who share one combination.
 
     Args:
-        persons: who are in such a class, of `of`.
-        classes: how many such classes there are.
-        kept: of these persons, those whose released row has still their combination; None before a draw.
+        persons: number of persons in such a class, of `of`.
+        classes: number of such classes.
+        kept: number of these persons whose released row still has their combination; None before a draw.
     """
 
     k: int

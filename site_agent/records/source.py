@@ -1,4 +1,4 @@
-"""Where a study's table lies and how its columns and values are read: what site.toml says under [data.STUDY]."""
+"""Source of a study's table, as in [data.STUDY] of site.toml: its location, and how columns and values are read."""
 
 from __future__ import annotations
 
@@ -206,12 +206,12 @@ class TableSource:
 
     @property
     def mapped(self) -> dict[str, Any]:
-        """What the mapping's file says (`site_agent.records.mapping.document`)."""
+        """Fields of the mapping's file, by name (`site_agent.records.mapping.document`)."""
         return {name: getattr(self, name) for name in document.MAPPED}
 
     @property
     def is_mapped(self) -> bool:
-        """Whether anything is mapped at all."""
+        """True if any field of the mapping but its salt is set."""
         return any(bool(value) for name, value in self.mapped.items() if name != "salt")
 
     @property
@@ -222,7 +222,7 @@ class TableSource:
 
 # -- the file ---------------------------------------------------------------------------------------------------------
 def mapping_path(home: Path, study: str) -> Path:
-    """Where a study's mapping lies."""
+    """Path of a study's mapping file."""
     return home / document.FOLDER / f"{study}.toml"
 
 

@@ -414,7 +414,7 @@ def _mapped(
 
 
 def _of_hospitals(source: TableSource, whose: pd.Series) -> tuple[list[DataRefusal], dict[str, int]]:
-    """What is wrong with whose rows these are, by the agreement; and the rows of each hospital."""
+    """Violations of the agreement by the hospital column (rows,), and number of rows of each hospital."""
     names = whose.astype("string").str.strip().fillna("")
     rows = {name: int((names == name).sum()) for name in source.hospitals}
     blank, other = int((names == "").sum()), int((~names.isin(["", *source.hospitals])).sum())
@@ -436,7 +436,7 @@ def _of_hospitals(source: TableSource, whose: pd.Series) -> tuple[list[DataRefus
 
 
 def _is_header(names: Sequence[str], source: TableSource, dictionary: Dictionary) -> bool:
-    """Whether a file's first line can be names: half of the planned columns are expected there, or are like them."""
+    """True if a file's first line is a header: expected or similar names for at least half of the planned columns."""
     expected = {column.name for column in dictionary.columns} | set(source.columns) | set(source.steps.reads)
     known = set(names) & expected
     known |= set(suggestions([name for name in names if name not in known], dictionary))

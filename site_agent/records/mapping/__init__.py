@@ -1,1 +1,1 @@
-"""How a hospital's own columns and values become those of the dictionary, without code."""
+"""Mapping of a hospital's own columns and values to those of the dictionary, without code."""

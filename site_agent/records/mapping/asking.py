@@ -198,11 +198,15 @@ class _Guide:
         return True
 
     def _forms(self, name: str) -> list[str]:
-        """How a column may write its dates: in any way where it has none, as of an event that befell nobody."""
+        """Date formats that fit a column; ``iso`` where it has no value, as of an event that nobody had."""
         return date_forms(self.table[name], name) or (["iso"] if blank(self.table[name]).all() else [])
 
     def _date(self, name: str, *, asked: bool = True) -> None:
-        """How a column writes its dates, where it does: asked where it could be in two ways."""
+        """Note the date format of a column; ask for it unless exactly one fits.
+
+        Args:
+            asked: False to skip a column that no format fits.
+        """
         forms = self._forms(name)
         if name in self.dates or not (forms or asked):
             return
@@ -273,7 +277,7 @@ class _Guide:
 
 
 def _before(known: Steps, proposal: Steps) -> Steps:
-    """What is made already, and what is proposed of the columns that are not."""
+    """The steps already declared, and the proposed ones for columns that those do not make."""
     follow = known.follow_up
     if (
         follow is None

@@ -1,4 +1,4 @@
-"""What a steward declares of an extract: how its values are written, and what is made of them."""
+"""A steward's declarations about an extract: how its values are written, and how columns are made from them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from site_agent.records.mapping.toml_form import must
 __all__ = ["HOW", "Combination", "DateForm", "FollowUp", "Recoding", "Steps"]
 
 HOW = ("first", "last", "max", "min", "mean", "any")
-"""How the values of a person's rows become one."""
+"""Ways to combine the values of a person's rows into one."""
 _STEP = "Correct the mapping: docs/operators-manual.md shows one."
 _FORM = re.compile(r"(?:[^%]|%[dmYHMS])+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recoding:
-    """How a column's values in the file become those of the dictionary; `site_agent.records.mapping.recoding` does it.
+    """Conversion of a column's values in a file to the dictionary's; `site_agent.records.mapping.recoding` applies it.
 
     Args:
-        levels: value in the file to level of the dictionary, both as text; blank where it says that nothing is known.
+        levels: value in the file to level of the dictionary, both as text; a blank level means missing.
         decimal: ``,`` where the file writes decimals with a comma; blank for a point.
         factor, offset: a number of the file, times `factor`, plus `offset`, is one in the dictionary's unit.
         unit: the file's unit, instead of a factor; blank where it is the dictionary's.
-        analyte: what is measured, where that decides how units convert (`site_agent.records.mapping.units`).
+        analyte: the substance measured, where units convert by its molar mass (`site_agent.records.mapping.units`).
     Raises: ConfigRefusal, at construction.
 
     >>> Recoding(levels={"m": "1", "w": "0"}).words, Recoding(decimal=",", factor=38.67).words
@@ -79,12 +79,12 @@ class Recoding:
 
 @dataclass(frozen=True, kw_only=True)
 class DateForm:
-    """How a column writes its dates.
+    """Date format of a column.
 
     Args:
         form: of ``%d %m %Y %H %M %S`` and what stands between them, as ``%d.%m.%Y``; ``iso`` for 2024-01-31, ``excel``
             for Excel's count of days; ``file`` where the file says itself that they are dates.
-        missing: texts that mean that nothing is known, as ``00.00.0000``.
+        missing: texts that mean a missing date, as ``00.00.0000``.
     Raises: ConfigRefusal, at construction.
     """
 
@@ -101,17 +101,17 @@ class DateForm:
         object.__setattr__(self, "missing", tuple(self.missing))
 
     def to_canonical(self) -> Any:
-        """Plain values: the form alone, where nothing means that nothing is known."""
+        """Plain values: the form alone, where no text means a missing date."""
         return {"form": self.form, "missing": list(self.missing)} if self.missing else self.form
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combination:
-    """How the rows of a person become one row. A column that is not in `take` must say the same in all of them.
+    """Rule that combines the rows of a person into one. A column not in `take` must have one value in all of them.
 
     Args:
         order: the date or number by which rows are ordered, where a first or last one is taken.
-        take: name of a column to one of `HOW`: of what is known of it.
+        take: name of a column to one of `HOW`, applied to its values that are not missing.
     Raises: ConfigRefusal, at construction.
     """
 
@@ -181,13 +181,13 @@ class FollowUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """What is made of an extract beyond renaming and recoding, in this order: dates, persons, derive, follow_up.
+    """Preparation of an extract beyond renaming and recoding, in this order: dates, persons, derive, follow_up.
 
     Args:
-        dates: column to how it writes dates.
-        persons: how a person's rows become one; None where each has one.
-        derive: column to the formula it is made by, in order (`site_agent.records.mapping.formulas`).
-        follow_up: None where no time is made of dates.
+        dates: column to its date format.
+        persons: rule that combines a person's rows into one; None where each person has one.
+        derive: column to the formula it is computed by, in order (`site_agent.records.mapping.formulas`).
+        follow_up: times computed from dates; None for none.
     Raises: ConfigRefusal, UsageRefusal (a formula), at construction.
 
     >>> steps = Steps(dates={"birth": DateForm(form="iso")}, derive={"age": "years between birth and index"})

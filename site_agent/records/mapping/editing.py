@@ -82,9 +82,12 @@ def values(
     commas: Sequence[str],
     words: Mapping[str, Sequence[str] | None],
 ) -> dict[str, Recoding]:
-    """How columns are recoded after these options.
+    """Recodings by column, after these options have been applied to those `before`.
 
     Args:
+        as_is: columns whose recoding is dropped.
+        levels: NAME:VALUE=LEVEL options.
+        commas: columns with decimal commas.
         words: ``factor``, ``offset``, ``unit`` and ``analyte`` to their NAME=WORD options.
     Raises: UsageRefusal; DictionaryRefusal (no such column).
     """

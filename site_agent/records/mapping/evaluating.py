@@ -51,7 +51,7 @@ def evaluate(formula: str, table: pd.DataFrame, name: str) -> pd.Series:
 
 
 def blank(values: pd.Series) -> pd.Series:
-    """Which of (n,) values say nothing."""
+    """(n,) True where a value is missing: absent, empty, or one of the texts NA, NaN and nan."""
     return values.isna() | values.astype("string").str.strip().fillna("").isin(["", "NA", "NaN", "nan"])
 
 

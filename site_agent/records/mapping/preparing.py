@@ -140,7 +140,7 @@ def _known(values: pd.Series) -> pd.Series:
 
 
 def _spelled(values: pd.Series) -> pd.Series:
-    """Values by which two are told apart: numbers by what they are, whatever the format makes of them."""
+    """Values in a form that is equal for equal ones: numbers by their value, however they are written."""
     text = values.astype("string").str.strip()
     number = pd.to_numeric(text, errors="coerce")
     return text.where(number.isna(), number.astype("string"))
@@ -162,10 +162,12 @@ def _ordered(values: pd.Series, name: str) -> pd.Series:
 
 
 def one_value(values: pd.Series, group: pd.Series, name: str, step: str) -> pd.Series:
-    """What is known of each person, which must be the same in all rows; `step` says what to do where it is not.
+    """(persons,) value of each person, which must be the same in all rows where it is not missing.
 
     Args:
         values: (rows,). group: (rows,) the persons, numbered from 0.
+        name: of the column.
+        step: the next step in the refusal.
     Raises: DictionaryRefusal.
     """
     known = _known(values)

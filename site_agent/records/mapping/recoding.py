@@ -73,7 +73,7 @@ def recoded_table(
 
 
 def faults(values: pd.Series, how: Recoding, column: Column) -> tuple[DataRefusal, ...]:
-    """What makes (n,) values ambiguous once they are recoded; a column, a rule and a count each."""
+    """Errors that make (n,) values ambiguous once they are recoded; each names a column, a rule and a count."""
     found: list[DataRefusal] = []
     how = converted(how, column)
 
@@ -181,7 +181,7 @@ def _named(values: pd.Series, how: Recoding, column: Column) -> pd.Series:
 
 
 def _unseen(values: pd.Series, how: Recoding, column: Column) -> int:
-    """How many of the named values never occur: a word that is misspelt, or one that is rare."""
+    """Number of values named in `how.levels` that never occur: each is misspelt, or rare."""
     if not how.levels:
         return 0
     seen = {_canonical(value, column) for value in values.dropna().astype(object)}

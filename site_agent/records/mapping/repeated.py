@@ -51,7 +51,7 @@ def one_row_each(table: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:
 
 
 def _row(table: pd.DataFrame, dictionary: Dictionary, group: pd.Series) -> pd.Series:
-    """Which of its person's rows each row is: 0, 1, …; m and more are not kept."""
+    """(rows,) index of each row among its person's rows: 0, 1, …, or the visit; the caller drops m and above."""
     repeated = dictionary.repeated
     assert repeated is not None, "one_row_each"
     order = dictionary.source.column(repeated.order)

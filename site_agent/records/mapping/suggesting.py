@@ -126,11 +126,11 @@ def suggestions(names: Iterable[str], dictionary: Dictionary) -> dict[str, str]:
 def proposed(
     table: pd.DataFrame, dictionary: Dictionary, columns: Mapping[str, str], ignore: Sequence[str] = ()
 ) -> Proposal:
-    """What could be mapped, of an extract that is not as the dictionary says.
+    """Proposed mapping of an extract that does not match the dictionary, with the questions it leaves open.
 
     Args:
-        table: as the file has it, under its names.
-        columns, ignore: what is mapped already.
+        table: the extract, under the file's own column names.
+        columns, ignore: the columns already mapped (file's name to dictionary's), and those to leave out.
     """
     repeated, dictionary = dictionary.repeated, dictionary.source
     wanted = {column.name: column for column in dictionary.columns}
@@ -199,7 +199,7 @@ def date_forms(values: pd.Series, name: str) -> list[str]:
 
 
 def recoding_of(values: pd.Series, name: str, column: Column) -> tuple[Recoding, str]:
-    """How a column's values might be read, and what only the steward can say."""
+    """Proposed recoding of a column, and the question that only the steward can answer; blank for none."""
     text = values.astype("string").str.strip()
     known_text = text[~blank(values)]
     if column.kind in LEVELLED:
@@ -220,7 +220,7 @@ def recoding_of(values: pd.Series, name: str, column: Column) -> tuple[Recoding,
 
 
 def analyte_of(unit: str, name: str, column: Column) -> str | None:
-    """What is measured where a file's unit becomes a column's: blank where the units tell; None where none is known."""
+    """Analyte by which a file's unit converts to the column's: blank if the units suffice, None if none is known."""
     said = f"{column.name} {column.label} {name}".lower()
     for analyte in ("", *(of for part, of in _ANALYTE_NAMES.items() if part in said)):
         try:

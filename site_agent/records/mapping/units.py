@@ -141,7 +141,7 @@ def conversion(unit: str, to: str, analyte: str = "") -> tuple[float, float]:
 
 
 def known(unit: str) -> bool:
-    """Whether a unit is in the table.
+    """True if a unit is in the table.
 
     >>> known("mmol/l"), known("mg%"), known("furlong")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""How a table of each format is read; `site_agent.records.source.FORMATS` names the format of an ending."""
+"""Readers of tables, one per file format; `site_agent.records.source.FORMATS` maps a file's suffix to its format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a reader of a format knows: the names of a table's columns, its rows, and how many there are.
+"""Interface of a reader of one file format: the names of a table's columns, its rows, and their number.
 
-Values come as the format has them: what is text stays text, and `Dictionary.check` judges all of them alike. A parser's
-own message quotes what it stumbled over, so none is ever passed on (`FormatReader.unreadable`).
+Values are returned as the format stores them: text stays text, and `Dictionary.check` checks all formats alike. A
+parser's own message quotes the value at fault, so none is ever passed on (`FormatReader.unreadable`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class FormatReader(ABC):
     """Reads a table of one format. Its methods raise DataFileRefusal, of a database StateRefusal too.
 
     Attributes:
-        whole: what a table of this format must be, and what was given instead where it is damaged, in words.
-        remedy: what to do about that.
+        whole: two phrases of the refusal of a damaged file: what it must be, and what it is instead.
+        remedy: the next step in that refusal.
         needs: modules that not every site installs (`shared.errors.EXTRAS`).
         in_blocks: whether a part of a table can be read without the rest.
     """
@@ -55,7 +55,7 @@ class FormatReader(ABC):
         yield self.table(source, places)
 
     def unreadable(self, source: TableSource, error: Exception) -> DataFileRefusal:
-        """Kind of a parser's error, without its message, which quotes the file."""
+        """Refusal by the kind of a parser's error, without its message, which quotes the file."""
         if isinstance(error, UnicodeError):
             return DataFileRefusal(
                 f"the table {source.path.name} must be text in {source.encoding}",

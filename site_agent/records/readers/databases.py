@@ -59,9 +59,9 @@ def columns(source: TableSource | Edges) -> tuple[str, ...]:
 
 
 def _require_version(source: TableSource | Edges, connection: Any) -> None:
-    """That a SELECT for an OMOP CDM is put to one of its version, where the database says which it is.
+    """Require an OMOP CDM of version 5 for a SELECT written for one, where the database states its version.
 
-    Another version has other columns under the same names of tables: a statement may run there and mean another thing.
+    Other versions have other columns under the same table names: a statement may run there and mean something else.
     Raises: DataFileRefusal.
     """
     if source.format != "sql":
@@ -92,10 +92,10 @@ def _require_version(source: TableSource | Edges, connection: Any) -> None:
 
 
 def _not_understood(source: TableSource | Edges, error: DBAPIError) -> DataFileRefusal:
-    """What the database says of a statement that it cannot run, in its own words.
+    """Refusal that quotes the database's own message about a statement that it cannot run.
 
-    Here alone they are passed on, to the steward whose statement it is: none of its rows was asked for (1 = 0), so
-    what they quote is the statement. What is asked for rows may fail on a record, and is told by its kind only.
+    The message is passed on only here, to the steward whose statement it is: the query returns no row (1 = 0), so that
+    it can quote nothing but the statement. A query for rows may fail on a record, and is reported by its kind only.
     """
     said = " ".join(str(error.orig).split())
     address = os.environ.get(source.database, "") if source.database else ""

@@ -69,7 +69,17 @@ class ResourcesOfExport:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportDefinition:
-    """Who enters, when, and what is read of them; `undated` leaves out what has no day, and who died on none."""
+    """Cohort and variables read from a FHIR export: patients whose first `entry` lies in `since` … `until` enter.
+
+    Args:
+        folder: of the export's NDJSON files.
+        entry: resources whose first day is the index date.
+        end: end of follow-up, the column ``end_date`` of every patient; None for no such column.
+        covariates: column to the resources that it is made of.
+        event: resources of the event; of kind ``Patient`` for death; None for no event.
+        undated: leave out resources without a day and, where the event is death, patients whose death has none or lies
+            before the index date, instead of refusing the export.
+    """
 
     folder: Path
     entry: ResourcesOfExport
@@ -173,7 +183,7 @@ def _lines(definition: ExportDefinition, source: TableSource, refused: DataFileR
 
 
 class _Records:
-    """What the export says of each patient, as far as the definition names it."""
+    """Values and dates of each patient in the export, of the resources that the definition names."""
 
     def __init__(self, definition: ExportDefinition) -> None:
         self.wanted = {"": definition.entry, **definition.covariates}

@@ -38,11 +38,14 @@ class _ReadStat(FormatReader):
         return len(self._read(source)[0]) if rows is None or rows < 0 else int(rows)
 
     def packed(self, source: TableSource) -> int:
-        """Times as many rows as bytes that the file may have; a row takes one at least."""
+        """Most rows per byte of the file; a row takes one byte at least, before compression."""
         return 1
 
     def _about(self, source: TableSource) -> Any:
-        """What the file says of itself, before room is made for as many rows as it claims."""
+        """Metadata of the file, checked before memory is allocated for the rows that it claims.
+
+        Raises: DataFileRefusal (more rows than its bytes can hold).
+        """
         about = self._read(source, metadataonly=True)[1]
         named = all(isinstance(name, str) for name in about.column_names)
         if not named or (about.number_rows or 0) > self.packed(source) * source.path.stat().st_size:
@@ -106,7 +109,7 @@ class _ReadStat(FormatReader):
 class _Spss(_ReadStat):
     whole, call = ("a whole SPSS file", "a truncated or damaged one"), "read_sav"
     PACKED = 1100
-    """Times as large as its bytes what deflate packed may be."""
+    """Largest ratio of uncompressed to compressed bytes under deflate."""
 
     def packed(self, source: TableSource) -> int:
         with source.path.open("rb") as file:
@@ -116,7 +119,7 @@ class _Spss(_ReadStat):
 class _Stata(_ReadStat):
     whole, call = ("a whole Stata file", "a truncated or damaged one"), "read_dta"
     COLUMNS = 120_000
-    """That Stata itself has at most. Room is made for as many as the header claims, before anything is read."""
+    """Most columns of Stata itself. Memory is allocated for as many as the header claims, before anything is read."""
 
     def _read(self, source: TableSource, **how: Any) -> tuple[Any, Any]:
         with source.path.open("rb") as file:

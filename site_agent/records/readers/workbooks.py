@@ -20,7 +20,7 @@ __all__ = ["READERS"]
 DIGITS = 10**15
 """Excel keeps fifteen digits of a number: one from here on is no longer what was typed."""
 _OLD = b"\xd0\xcf\x11\xe0"
-"""How a workbook begins that is encrypted, or of Excel before 2007."""
+"""First bytes of a workbook that is encrypted, or of Excel before 2007."""
 
 
 class _Excel(FormatReader):
