@@ -53,7 +53,7 @@ __all__ = [
 
 FORMAT = "tributary-checks/1"
 CHANCE = 1e-3
-"""How often a harmless release may fail the equal-rows check: each of its two halves at 1 / 2001 at most."""
+"""Probability that a harmless release fails the equal-rows check: at most 1 / 2001 for each of its two halves."""
 REHEARSALS = 5
 """Tables of persons drawn from the flow whose noise is tried before a record's is drawn."""
 CLIPPED_WARNING = 0.05
@@ -108,7 +108,7 @@ class CheckReport:
     def of(
         cls, release_id: str, bundle_sha256: str, checks: tuple[Check, ...], *, limits: Limits, agent_version: str
     ) -> CheckReport:
-        """What was found in a sealed release, with the floors in force and the versions of what looked.
+        """Report of the checks of a sealed release, with the floors in force and the versions of the tools.
 
         Args:
             bundle_sha256: of its sealed bytes.
@@ -161,7 +161,7 @@ class CheckReport:
 
 
 def level_counts(values: Any, levels: Collection[Any], column: Column) -> tuple[int, ...]:
-    """How many values are each of the levels, and how many are absent where absence is a level."""
+    """Number of values at each level; then, where absence is a level, the number of absent ones."""
     known = tuple(int((values == level).sum()) for level in levels)
     return (*known, int(values.isna().sum())) if column.missing == "level" else known
 
@@ -336,14 +336,14 @@ def check_network(
 
 
 def carried_out(find: Callable[[], Found], otherwise: Found) -> Found:
-    """What is found in released records where that decides nothing; `otherwise` where it breaks down on them.
+    """Result of `find` on released records, where it decides nothing; `otherwise` if it fails on them.
 
-    A value that no document can hold (NaN, infinity) is a breakdown too. A release that stayed behind because of
-    either would tell of a record.
+    A value that no document can hold (NaN, infinity) is a failure too. A release that was held back because of either
+    would reveal something about a record.
 
     Args:
         find: reads records; returns a check, or the content of a document.
-    Raises: PausedRefusal, OSError, MemoryError. They are of no record: the next run goes on from the sealed bytes.
+    Raises: PausedRefusal, OSError, MemoryError. No record causes these: the next run goes on from the sealed bytes.
     """
     try:
         found = find()
@@ -533,7 +533,7 @@ def _clip(rule: Check, clipped: int, n: int) -> Check:
 
 
 def _few_alike(rule: Check, plan: StudyPlan, real: pd.DataFrame, drawn: pd.DataFrame) -> Check:
-    """Who of those drawn shares a combination of quasi-identifiers with few, and whose row keeps it."""
+    """Check for persons drawn who share their quasi-identifiers with few, and for released rows that keep these."""
     from site_agent.records.quasi_identifiers import small_classes
 
     widths, most = plan.quasi_identifiers, int(rule.policy or 0)
@@ -587,7 +587,7 @@ def _degrees(released: pd.DataFrame, *, directed: bool) -> tuple[np.ndarray[Any,
 
 
 def _like_degrees(degrees: np.ndarray[Any, np.dtype[np.int64]], density: float) -> Check:
-    """Whether the model drew a network with as many edges as the real one."""
+    """Check that the model drew a network with about as many edges as the real one."""
     mean, expected = float(degrees.mean()), density * (len(degrees) - 1)
     ratio = mean / expected if expected > 0 else None
     return replace(

@@ -1,7 +1,7 @@
-"""Which `Drawing` a plan asks for: rows by latent noise, or noisy figures.
+"""The `Drawing` of a plan: rows by latent noise, or noisy statistics.
 
-Latent noise fits a flow and noises every record; a `shared.mechanisms.base.Aggregates` takes noisy figures of all of
-them; a network (`site_agent.release.networks`) is fitted on some persons and drawn for the others.
+Latent noise fits a flow and adds noise to every record; a `shared.mechanisms.base.Aggregates` computes noisy statistics
+of all of them; a network (`site_agent.release.networks`) is fitted on some persons and drawn for the others.
 """
 
 from __future__ import annotations
@@ -216,9 +216,9 @@ class RowRelease(Drawing):
         return z
 
     def _chance(self, tables: int, enough: Callable[[ChanceHits], bool] | None = None) -> ChanceHits:
-        """What that many tables of this flow hit that come from no record, or as few of them as are enough.
+        """Hits of that many tables drawn from this flow and no record; of fewer tables once `enough` is True.
 
-        Drawn here and not by the mechanism: one that handed records through would have it pass for chance.
+        They are drawn here, not by the mechanism: one that passed records through would raise these hits as well.
         """
         from site_agent.release.equal_rows import ChanceHits
 
@@ -227,7 +227,7 @@ class RowRelease(Drawing):
         def draw(places: Any) -> pd.DataFrame:
             return self._encoder.decode(flow.forward(self._latents_of_nobody(places)))
 
-        if tables in self._by_chance:  # one that was foreseen with is good for what is then drawn
+        if tables in self._by_chance:  # those simulated for the rehearsal serve the release as well
             return self._by_chance[tables]
         made = ChanceHits.simulated(
             self._real,
@@ -326,7 +326,7 @@ class AggregateRelease(Drawing):
         return check_figures(self.plan, table, n=self.n, limits=limits, clipped=self._clipped)
 
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
-        """What the price already says of every attack."""
+        """A report that no attack was tried, because the stated ε bounds every one."""
         return dict(self.unattacked)
 
     def _records(self, table: Records, rows: Sequence[int]) -> pd.DataFrame:
@@ -352,7 +352,7 @@ def _with_edges(real: pd.DataFrame, contacts: Contacts, rows: list[int]) -> pd.D
 
 
 def _found_now(find: Callable[[], int | None]) -> Callable[[], int | None]:
-    """What `find` gives or raises, found now, and given or raised when it is asked for."""
+    """Call `find` now, and return a function that returns its result or raises its error."""
     try:
         found = find()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a network's model said of the persons held out, kept for its later waves where the plan asks for that: sealed.
+"""Encrypted coordinates of a network's held-out and released persons, stored for later waves if the plan says so.
 
 By default nothing of a fit outlives its run. With ``keep = "sealed"`` the *frame* does, so that a wave that appends can
 place new persons without a fit, and without a charge to anybody else. In ``frame.sealed``, bound by the release's seal
@@ -187,7 +187,7 @@ class EmbeddingStore:
 
     @property
     def path(self) -> Path:
-        """Where the key lies; absent before the first frame is sealed, and once they are deleted."""
+        """File of the key; absent before the first frame is sealed, and once the frames are deleted."""
         return frame_key(self.home, self.study)
 
     def seal(self, embedding: Embedding, release_id: str) -> bytes:
@@ -253,12 +253,12 @@ class EmbeddingStore:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBase:
-    """What a network that keeps its frame goes on from.
+    """Starting point of a wave of a network that keeps its frame.
 
     Args:
-        store: seals and opens.
-        embedding: of the release before, without what does not stand any more; None at the first wave.
-        first: the number of the next person.
+        store: seals and opens frames.
+        embedding: of the earlier release, without withdrawn persons and releases; None at the first wave.
+        first: number of the next person.
     """
 
     store: EmbeddingStore
@@ -267,12 +267,12 @@ class EmbeddingBase:
 
 
 def embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> EmbeddingBase | None:
-    """What a wave of this plan goes on from, before anything is charged; None where nothing is kept.
+    """Starting point of a wave of this plan, before anything is charged; None if the plan keeps no frame.
 
     Args:
-        base: the release that the wave builds on; None where this is the first.
-    Raises: PlanChanged (the releases before kept, or did not keep, theirs), StateRefusal (it was deleted, or its key
-        is in no backup), IntegrityRefusal.
+        base: the release that the wave builds on; None at the first wave.
+    Raises: PlanChanged (earlier releases kept their frame and this plan does not, or the reverse), StateRefusal (it was
+        deleted, or the site was restored from a backup, which holds no key), IntegrityRefusal.
     """
     holds = ledger.holds(plan.study)
     if base is not None and (EMBEDDING in base.files) != plan.release.sealed and plan.release.edges is not None:

@@ -58,7 +58,7 @@ Places = NDArray[np.intp]
 Keys = NDArray[np.void]
 Floats = NDArray[np.float64]
 Chance = Callable[[int, "Callable[[ChanceHits], bool]"], "ChanceHits"]
-"""What that many tables drawn from no record hit, or as few of them as are enough."""
+"""Function that simulates the hits of that many tables drawn from no record, or of fewer once the predicate holds."""
 TABLES, ROWS = 250, 8_000
 """Tables that are simulated, at every n; most rows of each, and of a release that is held against them."""
 CONFIRMED = 2_000
@@ -91,21 +91,21 @@ class Hits:
 
     @property
     def beyond_chance(self) -> bool:
-        """Whether there are more than chance explains, or one that it does not."""
+        """True if there are more hits than chance explains, or one less likely than any that chance brought."""
         return self.found > self.allowed or self.far > 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChanceHits:
-    """What tables drawn through a flow from no record hit.
+    """Hits of tables simulated through a flow from no record.
 
     Args:
         rows: key of each row that exactly one person has, in order.
-        likely: how likely the flow makes each of them, on any scale.
-        persons: how many persons there are, those with a row like another's included.
+        likely: likelihood of each of them under the flow, on any increasing scale.
+        persons: number of persons, including those whose row equals another's.
         counts: hits of each simulated table.
-        least: the least likely of all rows that they hit; infinite where they hit none.
-        places: of the rows of a release that are held against them: as many as each table has.
+        least: smallest `likely` of all rows that they hit; infinite if they hit none.
+        places: places of a release's rows that are compared with them: as many as each table has.
     """
 
     rows: Keys
@@ -117,7 +117,7 @@ class ChanceHits:
 
     @property
     def share(self) -> float:
-        """Of a release's rows, those that are looked at."""
+        """Share of a release's rows that are compared."""
         return len(self.places) / max(1, self.persons)
 
     @classmethod
@@ -131,14 +131,15 @@ class ChanceHits:
         tables: int = TABLES,
         enough: Callable[[ChanceHits], bool] = lambda so_far: False,
     ) -> ChanceHits:
-        """Hits of tables like a release of no record.
+        """Simulate tables like a release of no record, and count their hits.
 
         Args:
             real: (n, columns) records as the dictionary checked them.
-            likely: (n,) how likely each of them is under what `draw` draws from, on any scale.
-            draw: a row of nobody in the place of each of these records; what is carried is of that record.
-            tables: how many.
-            enough: whether what the tables so far hit is all that is asked; before the first, and after some more.
+            likely: (n,) likelihood of each of them under the distribution that `draw` draws from, on any increasing
+                scale.
+            draw: draws a row of no record for each of these places; only carried columns are the record's own.
+            tables: most tables.
+            enough: True if the hits so far suffice; called before the first table, and after some more.
         """
         n = len(real)
         size, rng = min(n, ROWS), secure_rng().generator
@@ -224,7 +225,7 @@ def hits_by_independence(ours: Codes, once: Codes) -> float:
 
 
 def own_rows(rows: pd.DataFrame, theirs: pd.DataFrame, dictionary: Dictionary) -> int:
-    """How many rows of a table stand unchanged in the same place of another, and only once in their own."""
+    """Number of rows of a table that stand unchanged in the same place of another, and are unique in their own."""
     keys = keys_of(rows, dictionary)
     unique, times = np.unique(keys, return_counts=True)
     return int(((keys == keys_of(theirs, dictionary)) & np.isin(keys, unique[times == 1])).sum())

@@ -160,9 +160,9 @@ def released_rows(plan: StudyPlan, n: int, persons: Sequence[str] | None) -> Row
 
 
 def trains(plan: StudyPlan, person: str) -> bool:
-    """Whether a person trains the flow of this study and is never released; the answer is for life.
+    """True if a person trains the flow of this study and is never released; it stays so in every wave.
 
-    It depends on the pseudonym, the study and the plan's share, and on nothing and nobody else.
+    It depends on the pseudonym, the study and the plan's share, and on no other person.
 
     Args:
         person: pseudonym, a keyed hash made at the site (`site_agent.records.table`).
@@ -209,7 +209,7 @@ def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
 
 
 def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
-    """What fitting will take on this machine, if it never stops early: (seconds, megabytes)."""
+    """Estimated cost of fitting on this machine, without early stopping: (seconds, megabytes)."""
     from site_agent.models.flow import FlowSettings, estimate_cost
 
     if plan.posture in ("local", "holdout"):

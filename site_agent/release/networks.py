@@ -181,7 +181,7 @@ class NetworkRelease(Drawing):
         progress(1.0)
 
     def _labelled(self, rng: Noise) -> Labels | None:
-        """What is told of a person before the coordinates, if the plan says so: found in the hold-out alone."""
+        """Labels that are released before the coordinates, found in the hold-out alone; None if the plan has none."""
         if self._release.by:
             return _by_column(self._release, self.plan, self._real, self._beside)
         if self._release.communities is None:
@@ -401,14 +401,14 @@ class NetworkRelease(Drawing):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Labels:
-    """What is told first of each person, as places 0 … k − 1 of which each is at least one held-out person's.
+    """Label of each person, released before the coordinates: 0 … k − 1, each that of at least one held-out person.
 
     Args:
-        reference: (m,) of the persons held out.
-        own: (n,) of the persons who are released.
-        rows: (m,) the column's level of each person held out, by which a place of several levels is told; of
-            communities their own places.
-        in_words: what the steward is told of them.
+        reference: (m,) labels of the persons held out.
+        own: (n,) labels of the persons who are released.
+        rows: (m,) the column's level of each person held out, from which a level is drawn for a label of several
+            levels; of communities the labels themselves.
+        in_words: sentences about them for the steward.
     """
 
     reference: Codes
@@ -418,11 +418,11 @@ class Labels:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Persons held out of each place."""
+        """Number of persons held out with each label."""
         return tuple(int(count) for count in np.bincount(self.reference))
 
     def levels(self, released: Codes, draws: np.random.Generator) -> Codes:
-        """(n,) levels of released places: that of a person held out who has the place, drawn evenly. Costs nothing."""
+        """(n,) levels of released labels: each that of a uniformly drawn held-out person with the label. Costs no ε."""
         order = np.argsort(self.reference, kind="stable")
         ends = np.cumsum(self.counts)
         at = ends[released] - 1 - draws.integers(0, np.asarray(self.counts)[released])

@@ -1,4 +1,4 @@
-"""What every mechanism does between the table that was read and the bytes that are sealed, and with these afterwards.
+"""Interface of every mechanism: from the table as it was read to the bytes to seal, and checks and attacks afterwards.
 
 The pipeline owns the order, the ledger and the stages; a `Drawing` owns what differs between mechanisms. All draw once:
 `draw` is called between the witnessed *drawing* entry and the seal, and never again for the same charge.
@@ -30,19 +30,20 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Chosen:
-    """Who is drawn, and beside whom.
+    """Population of one wave: rows drawn, rows for training, rows copied, and the earlier populations.
 
     Args:
         rows: places of the records that are drawn, ascending; a range where these are all.
         train: places of the records that may train a flow and are never drawn (posture ``holdout``).
         stayed: persons whose earlier rows are copied.
-        copied: those rows, in the order of `stayed`; None where nothing is.
+        copied: those rows, in the order of `stayed`; None for none.
         population: pseudonyms of everybody in the release.
-        total: persons of the study who will have been released, this release included.
-        earlier: what the release must not be compared with too closely: release, or table as of it, to pseudonyms.
-        withdrawn: persons who withdrew and leave with this release.
-        leaving: all who were in the last release and are not in this one.
-        sizes: rows of the earlier releases, where persons cannot be told apart.
+        total: number of persons of the study who will have been released, this release included.
+        earlier: populations that this one must not differ from by a few persons: release, or table as of it, to
+            pseudonyms.
+        withdrawn: number of persons who withdrew and leave with this release.
+        leaving: number of all who were in the last release and are not in this one.
+        sizes: numbers of rows of the earlier releases, where no column identifies persons.
     """
 
     rows: Sequence[int]
@@ -68,10 +69,10 @@ class Chosen:
 
 
 def unread(n: int) -> Any:
-    """What stands for `n` records that a release was drawn from and that are there no more.
+    """Placeholder for `n` records that a release was drawn from and that no longer exist.
 
-    Their number is all that is known. Whatever else is asked of them raises LookupError, which a check that decides
-    nothing takes for a breakdown.
+    Only their number is known. Any other access raises LookupError, which a check that decides nothing counts as a
+    failure of its own.
     """
     return _Unread(n)
 
@@ -139,7 +140,7 @@ class Drawing(ABC):
 
     @abstractmethod
     def files(self, release_id: str) -> Mapping[str, bytes]:
-        """What stays at the site with the seal: by name."""
+        """Files that stay at the site with the seal, by name."""
 
     @abstractmethod
     def resume(self, table: Records, hold: Hold, folder: Any, rng: Noise) -> None:
@@ -147,7 +148,7 @@ class Drawing(ABC):
 
     @abstractmethod
     def without_records(self, hold: Hold, folder: Any) -> None:
-        """The same where that table is there no more: what would read it is said not to have been carried out."""
+        """The same if that table no longer exists: checks that would read it are reported as not carried out."""
 
     @abstractmethod
     def checks(self, table: pd.DataFrame, limits: Limits) -> tuple[Check, ...]:

@@ -1,4 +1,4 @@
-"""What a release leaves at the site for the waves after it: the flow that drew it, and whose each released row is.
+"""Files that a release leaves at the site for later waves: the flow that drew it, and the person of each released row.
 
 Both files are bound by the seal entry and never leave. ``fit.npz`` is the flow as plain arrays with w, R, the
 dictionary and the encoder's version, and the drawn matrix in the order of its records. ``rows.json`` names the person
@@ -156,7 +156,7 @@ def fitted_by(plan: StudyPlan) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedRows:
-    """Whose each released row is.
+    """Origin of each released row: the source row and the person that it was drawn from.
 
     Args:
         snapshot: keyed hash of the table that was read.
@@ -203,7 +203,7 @@ def read_fit(folder: Path, hold: Hold) -> SealedFlow:
 
 
 def read_rows(folder: Path, hold: Hold) -> ReleasedRows:
-    """Whose the rows of a sealed release are. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
+    """Origins of the rows of a sealed release. Raises: IntegrityRefusal (lost or edited), SchemaRefusal."""
     return ReleasedRows.from_bytes(read_sealed(folder, hold, ROWS))
 
 

@@ -1,4 +1,4 @@
-"""What a release needs of the site that makes it."""
+"""The parts of a site that a release uses."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class HeadWitness(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkingSite:
-    """What a release needs of its site.
+    """A site as a release uses it.
 
     Args:
         name: the site's id.
         agent_version: version of this software.
-        ledger: charges.
-        outbox: holds sealed bytes.
-        witness: acknowledges the ledger's head.
+        ledger: holds the charges.
+        outbox: holds the sealed bytes.
+        witness: has the coordinator acknowledge the ledger's head.
         snapshot_key: secret of the keyed hashes.
-        floors: what this site tightens.
-        paused: whether the steward has paused the site; asked again and again until the draw, and in the audit.
-        budget: what all studies together may cost.
+        floors: limits that this site sets tighter than the plan.
+        paused: whether the steward has paused the site; called repeatedly until the draw, and in the audit.
+        budget: caps over all studies together.
         begun_under: secrets of the studies that began under another one than `snapshot_key`.
         memory_mb: most megabytes that a release may take; None for what the machine has left.
         coordinator_takes: the largest release that the coordinator takes; None where it has not said.

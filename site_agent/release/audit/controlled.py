@@ -98,7 +98,7 @@ def _univariate(columns: Sequence[Column], table: Sequence[Array], draws: np.ran
 
 
 def _multivariate(columns: Sequence[Column], table: Sequence[Array], draws: np.random.Generator) -> list[_Predicate]:
-    """What one released row has and no other: levels equal, numbers at least as far from the middle."""
+    """Predicates that exactly one released row satisfies: levels equal, numbers at least as far from the median."""
     if len(columns) < 2:
         return []
     least, most = (min(width, len(columns)) for width in PREDICATE_COLUMNS)

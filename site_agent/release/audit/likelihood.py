@@ -45,9 +45,9 @@ def weighed(
 
 
 def _centred(mechanism: LatentNoise, rows: Array, others: Sequence[int]) -> tuple[Array, float | Array]:
-    """Where the release of each row is centred in latents, (n, d), and 1 − the variance of its noise.
+    """Latent mean of each row's release, (n, d), and 1 − the variance of its noise: one number, or (n,).
 
-    Of a turned direction to first order: noise of a row at distance r has r²/d times the variance of others.
+    Where `vary` is ``rotation``, to first order: the noise of a row at clipped radius r has variance (1 − w) r² / d.
     """
     w = mechanism.w
     if not mechanism.vary:
@@ -102,7 +102,7 @@ def latents_of(flow: Bijection, rows: Array) -> Array:
 
 
 def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -> Array:
-    r"""How much likelier a release is with a candidate in it than without, as a logarithm, (k,).
+    r"""Log-likelihood ratio of a release with each candidate in it to one without, (k,).
 
     .. math:: \log \frac1n \sum_j \frac{N(y_j; s, (1-w) I)}{N(y_j; 0, I)}
 
@@ -134,7 +134,7 @@ def likelihood_ratios(candidates: Array, released: Array, *, w: float | Array) -
 
 
 def _attacked(inside: Array, outside: Array, *, bound: float) -> LikelihoodAttack:
-    """How well members (n1,) and records held back (n0,) are told apart by their likelihood ratios."""
+    """Attack result from the likelihood ratios of members (n1,) and of records held back (n0,)."""
     n1, n0 = len(inside), len(outside)
     threshold = np.sort(outside)[-1 - int(FALSE_ALARMS * n0)]
     return LikelihoodAttack(

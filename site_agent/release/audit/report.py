@@ -1,4 +1,4 @@
-"""What the attacks on one release found, the limits it is held to, and the sentences about both."""
+"""Results of the attacks on one release, the limits on them, and the sentences about both."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class AuditLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodAttack:
-    """What an attacker achieves who holds the site's own flow, w and R, and weighs a record against chance.
+    """Success of an attacker who knows the site's flow, w and R, and tests each record by its likelihood ratio.
 
     Attributes:
         auc: members against records held back, ties one half.
-        hits: members recognised at the threshold, with Clopper and Pearson's interval *given that threshold*.
-        false_alarms: records held back beyond the same threshold: at most 1 % of them, with the same interval.
-        bound: most hits that any attacker of the mechanism can have at 1 % false alarms, given the flow.
+        hits: share of members beyond the threshold, with Clopper and Pearson's interval *given that threshold*.
+        false_alarms: share of records held back beyond the same threshold: at most 1 %, with the same interval.
+        bound: largest hit rate that any attacker of the mechanism can have at 1 % false alarms, given the flow.
         roc: (false alarms, hits) at every threshold, thinned to about a hundred.
-        n_members, n_held_back: candidates weighed.
+        n_members, n_held_back: numbers of records tested.
     """
 
     auc: Rate
@@ -52,14 +52,14 @@ class LikelihoodAttack:
 
 @dataclass(frozen=True, kw_only=True)
 class Excess:
-    """How often an attack on a table succeeds, and how often the same attack succeeds on people who are not in it.
+    """Success rate of an attack on a table, and of the same attack on people who are not in it.
 
     Attributes:
         name: ``singling out, one column``, ``singling out, several columns``, ``linkability``, ``inference of NAME``.
         attack, control: success rates with Clopper and Pearson's intervals; `chance` of the attack is the control.
-        excess: attack less control, with Newcombe's interval; 0 is what an attack on a stranger gives. Giomi et al.
-            divide it by 1 - control.
-        n_attack, n_control: guesses of each.
+        excess: attack less control, with Newcombe's interval; 0 if it succeeds no more often than on strangers. Giomi
+            et al. divide it by 1 - control.
+        n_attack, n_control: number of guesses of each.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """What the attacks achieved on one release.
+    """Results of the attacks on one release.
 
     Attributes:
         membership: AUC in whitened distance.

@@ -15,7 +15,7 @@ __all__ = ["places_of", "recoded", "seen"]
 
 
 def seen(encoder: Encoder) -> Callable[[Array], Array]:
-    """What an attacker sees of encoded rows: decoded values, no fractions of levels, no fills of missing values.
+    """Function from encoded rows to an attacker's view: decoded values, no fractions of levels, no imputed values.
 
     Numeric columns become their values, a missing one the middle of its bounds and an indicator; ordered levels and
     events become their place, nominal levels an indicator for each but the first.

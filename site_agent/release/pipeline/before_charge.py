@@ -1,10 +1,10 @@
-"""What must hold of a release before anything is charged; no record is read for it.
+"""Conditions on a release before anything is charged; no record is read for them.
 
-It is held against the plan, this machine and what the coordinator takes, by the number of the table's rows, which are
-counted as for a dry run. Where only an estimate is known, more of it than there is room for is refused, and as much
-noted as may be more: estimates were measured to lie within a factor 1.5. Of persons the fewest are taken that so many
-rows can be: what hangs on records, such as how many rows are complete, refuses nothing here and is held against the
-plan once they are read.
+They are checked against the plan, this machine and the coordinator's limits, from the number of the table's rows,
+counted as for a dry run. Where only an estimate is known, a release whose estimate exceeds the limit is refused, and
+one that may exceed it is warned about: estimates were measured to lie within a factor 1.5. The number of persons is
+taken as the fewest that so many rows can belong to: whatever depends on records, such as the number of complete rows,
+refuses nothing here and is checked once they are read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What must hold of a table before anything is fitted or drawn: a refusal here costs nothing.
+"""Conditions on a table before anything is fitted or drawn: a refusal here costs nothing.
 
-Enough persons, a δ that fits their number, and no population that differs from an earlier release's by a handful.
+There must be enough persons, a δ small enough for their number, and no population that differs from an earlier
+release's by a few persons.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ __all__ = ["Counts", "before_draw", "counted", "require_apart", "require_delta"]
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What is counted in the rows to draw where an exact count may decide: under posture ``local`` alone.
+    """Exact counts in the rows to draw, where they may decide: under posture ``local`` alone.
 
     Args:
-        carried: rows that have each value of a column that is released without noise, absent values included.
+        carried: number of rows with each value of the column that is released without noise, absent values included.
         sharing: fewest persons who share a combination of the plan's quasi-identifiers; None where it names none.
     """
 
@@ -168,10 +169,10 @@ def _require_enough(n: int, limits: Limits, *, waits: bool, held: int | None, co
 
 
 def counted(plan: StudyPlan, table: pd.DataFrame, places: Sequence[int]) -> Counts:
-    """What is counted in the rows to draw of a canonical table, by the plan; nothing where everybody is promised an ε.
+    """Counts in the rows to draw of a canonical table; empty where the plan promises everybody an ε.
 
     Args:
-        places: of these rows.
+        places: of the rows to draw.
     """
     if not plan.records_decide or not places:
         return _NONE

@@ -222,10 +222,10 @@ def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> Se
 
 
 def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: SealedFlow | None) -> bool:
-    """Whether a wave is charged as drawn through a flow whose training this ledger was charged before.
+    """True if a wave is charged as drawn through a flow whose training this ledger has charged before.
 
-    What is charged is fixed at the reservation: one that stands at the full price, of an agent of version 0.1, keeps
-    it, and one that was drawn keeps what it was drawn at, whatever became of the earlier release.
+    The charge is fixed at the reservation: one at the full price, made by an agent of version 0.1, keeps it, and a
+    wave already drawn keeps the charge it was drawn under, whatever became of the earlier release.
     """
     from shared.releases.receipt import charged_training
 
@@ -244,7 +244,7 @@ def _reused(plan: StudyPlan, wave: int, ledger: Ledger, sealed: SealedFlow | Non
 
 
 def _reservation(plan: StudyPlan, wave: int, reused: bool, site: WorkingSite) -> Reservation:
-    """What this release is charged, under a new id; it takes over what an earlier wave reserved and never drew."""
+    """Reservation of this release, under a new id; it takes over one of an earlier wave that was never drawn."""
     from shared.releases.receipt import coverage, planned_event
     from site_agent.ledger.charge import Reservation
 
@@ -298,7 +298,7 @@ def _trained(plan: StudyPlan, site: WorkingSite) -> _Trained | None:
 
 
 def _embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> EmbeddingBase | None:
-    """What a network goes on from that keeps its frame. Raises: as `site_agent.release.embeddings.embedding_base`."""
+    """`site_agent.release.embeddings.embedding_base` of a network; None of any other release."""
     if plan.release.edges is None:
         return None
     from site_agent.release import embeddings
@@ -307,7 +307,7 @@ def _embedding_base(plan: StudyPlan, ledger: Ledger, base: Hold | None) -> Embed
 
 
 def touches(plan: StudyPlan) -> Touches:
-    """Whom a release of this plan may touch before its persons are known: see `shared.privacy.composition`."""
+    """Persons whom a release of this plan may touch, before they are known: see `shared.privacy.composition`."""
     return "everybody" if plan.redraws else "new"
 
 
@@ -350,17 +350,17 @@ def _finish(
 
 
 def _taken_up(hold: Hold, plan: StudyPlan, source: TableSource, site: WorkingSite, rng: Noise) -> Drawing:
-    """What a run that was killed after its seal had in memory, as far as its table is still there.
+    """State of a run that was killed after its seal; without the records if the table has changed since.
 
     Raises: StateRefusal, where checks and attacks may decide and the table is no longer the one that was drawn from:
-        they would be of others. Elsewhere a record that has changed since must hold nothing up.
+        they would be about other records. Elsewhere a record that has changed since must not block the release.
     """
     from site_agent.release import checks, sealed_state
     from site_agent.release.drawing import drawing_of
 
     folder = site.ledger.folder(hold)
     trained = _trained(plan, site)
-    # What it goes on from lies in its own folder; the release before is not asked for.
+    # Its starting point lies in its own folder; the earlier release is not needed.
     embedding = _embedding_base(plan, site.ledger, None)
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
 

@@ -1,8 +1,8 @@
-"""Who is drawn in a wave, and beside which earlier releases.
+"""Choice of the persons drawn in a wave, and of the earlier releases that its population is compared with.
 
-What a later wave does with a person already released is the plan's word (`StudyPlan.returning`), and `choose` acts on
-it: ``append`` draws new persons only, through the flow that the first release sealed; ``refresh`` draws everybody
-anew; ``frozen`` draws new persons and copies the earlier rows as they are.
+The plan says what a later wave does with a person already released (`StudyPlan.returning`): ``append`` draws new
+persons only, through the flow that the first release sealed; ``refresh`` draws everybody anew; ``frozen`` draws new
+persons and copies the earlier rows as they are.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ __all__ = [
 def choose(
     plan: StudyPlan, ledger: Ledger, outbox: Outbox, hold: Hold, persons: Sequence[str] | None, n: int
 ) -> Chosen:
-    """Who is drawn in this wave, of the n rows of a table: see `StudyPlan.returning`.
+    """Population of this wave, chosen from the n rows of a table: see `StudyPlan.returning`.
 
-    Under `holdout` whoever trains is in the table and not in the release: floors and populations are the release's.
+    Under ``holdout`` persons who train are in the table and not in the release: floors and populations count the
+    release's persons.
 
     Args:
         plan: the study's plan.
-        ledger: who was taken, and who has withdrawn.
-        outbox: the earlier releases, from which rows are copied.
+        ledger: lists the persons released before, and those who have withdrawn.
+        outbox: holds the earlier releases, from which rows are copied.
         hold: the release's reservation; it says whom it touches.
-        persons: pseudonym of each row; None where nobody can be told apart.
-        n: rows of the table.
+        persons: pseudonym of each row; None where no column identifies persons.
+        n: number of rows of the table.
     Raises: PlanRefusal (no person column under ``holdout``).
     """
     from shared.releases.bundle import read_bundle

@@ -62,7 +62,7 @@ Progress = Callable[[ReleaseStage, float, float | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunEstimate:
-    """What a run will take, before it starts: seconds, memory, and the bundle that comes of it."""
+    """Estimated cost of a run before it starts: time, memory and size of the bundle, for n rows in d dimensions."""
 
     seconds: float
     memory_mb: float
