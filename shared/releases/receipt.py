@@ -81,7 +81,7 @@ def coverage(plan: StudyPlan, *, reused: bool = False) -> tuple[tuple[str, ...],
 
 
 def _all_rows(plan: StudyPlan) -> tuple[str, ...]:
-    """Sentence that the guarantee is for all rows of a person together; none where a plan has one row per person."""
+    """Sentence that the guarantee is for all rows of a person together; none where a plan has no repeated rows."""
     repeated = plan.dictionary.repeated
     if repeated is None:
         return ()

@@ -254,9 +254,9 @@ class FusedFlow:
 
 
 class _Room:
-    """What a pass over n records works in, made once per n. `scale` is used up by a backward pass.
+    """Work arrays of a pass over n records, allocated once per n. A backward pass overwrites `scale`.
 
-    Half of the names are parts of the other half: to cut them anew in each step would cost as much as a product.
+    Half of the names are views of the other half: slicing them anew in each step would cost as much as a product.
     """
 
     def __init__(self, flow: FusedFlow, n: int) -> None:

@@ -72,7 +72,7 @@ _DRAWN = 4000
 
 @dataclass(frozen=True, kw_only=True)
 class FlowReport:
-    """What happened in training: kept at the site.
+    """Report of a flow's training; it stays at the site.
 
     Attributes:
         n: records.
@@ -85,7 +85,7 @@ class FlowReport:
         best_nll: the same at the chosen epoch. Where outcomes are drawn last, both are of the covariates alone.
         gain: mean paired gain over the start, nats per record.
         gain_se: its standard error.
-        transferred: whether the layers began at those of a shared flow; `epochs` then counts from there.
+        transferred: True if the layers began at those of a shared flow; `epochs` then counts from there.
         seconds: wall-clock seconds.
     """
 
@@ -430,7 +430,7 @@ def _paired(differences: Array) -> tuple[float, float]:
 
 
 def _clear(differences: Array, gate: float) -> bool:
-    """Whether paired gains are above zero by more standard errors than chance would make them."""
+    """True if the mean paired gain exceeds zero by more than `gate` standard errors."""
     gain, se = _paired(differences)
     return gain > gate * se
 
@@ -465,7 +465,7 @@ def _known(
 
 
 def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[float, float]:
-    """What `fit_flow` will need at most on this machine: (seconds, megabytes).
+    """Upper bounds of the cost of `fit_flow` on this machine: (seconds, megabytes).
 
     A few training steps are timed on made-up numbers of the same shape, and multiplied by the steps of a run that
     never stops early. Early stopping makes most runs shorter. Megabytes are this process's peak memory so far, plus

@@ -1,4 +1,4 @@
-"""How a flow is fitted."""
+"""Settings of a flow fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[str, float, float | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSettings:
-    """How a flow is fitted.
+    """Settings of a flow fit.
 
     Args:
         flows: masked autoregressive layers.
@@ -101,7 +101,7 @@ class FlowSettings:
 
     @property
     def by_hand(self) -> bool:
-        """Whether the fast path applies."""
+        """True if the fast path (`site_agent.models.fast_flow`) applies."""
         return self.engine == "auto" and self.family == "affine"
 
     @classmethod

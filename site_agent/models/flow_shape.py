@@ -1,4 +1,4 @@
-"""What is fitted before the layers: margins, levels and strata of the columns, and the map to uncorrelated ones."""
+"""Parts of a flow that are fitted before the layers: margins, levels and strata of the columns, and whitening."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class FoundWeights:
 
 
 class Engine(Protocol):
-    """What trains masked layers in single precision: records are (n, d), whitened."""
+    """Trainer of masked layers in single precision: records are (n, d), whitened."""
 
     def nll(self, y: Records) -> Array:
         """Negative log-likelihood in nats, (n,)."""
@@ -93,7 +93,7 @@ class _Fused:
 
 
 def engine_of(layers: tuple[MaskedLayer, ...], settings: FlowSettings) -> Engine:
-    """What takes the steps on these layers: our closed form, or torch where it is not written."""
+    """Trainer of these layers: closed-form passes in numpy where they exist, torch elsewhere."""
     if not settings.by_hand:
         from site_agent.models.reference_flow import NflowsFlow
 
@@ -102,7 +102,7 @@ def engine_of(layers: tuple[MaskedLayer, ...], settings: FlowSettings) -> Engine
 
 
 def session_of(settings: FlowSettings) -> AbstractContextManager[None]:
-    """What the steps run inside: deterministic torch, or nothing."""
+    """Context in which the training steps run: deterministic torch, or no context."""
     if settings.by_hand:
         return nullcontext()
     from site_agent.models.reference_flow import torch_session

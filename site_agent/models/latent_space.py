@@ -264,7 +264,7 @@ class Communities:
 
     @property
     def k(self) -> int:
-        """How many there are: fewer than were asked for, where some were too small."""
+        """Number of communities: fewer than requested where some were too small."""
         return len(self.centres)
 
     def of(self, latents: Array) -> NDArray[np.int64]:

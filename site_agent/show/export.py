@@ -203,7 +203,7 @@ def _concerns(entry: Entry, study: str, studies: Mapping[str, str]) -> bool:
 
 
 def _acknowledged(desk: Desk, study: str) -> list[Any]:
-    """What the coordinator signed: heads it witnessed, its log's heads, what it accepted or buried of this study."""
+    """Documents signed by the coordinator: ledger heads, its log's heads, this study's acceptances and withdrawals."""
     path = desk.home / "acknowledged.jsonl"
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     said = [parse_json(line) for line in lines if line.endswith(b"}")]

@@ -37,7 +37,10 @@ def pack(desk: Desk, today: dt.date) -> dict[str, str | dict[str, Any]]:
 
 
 def risk_appetite(desk: Desk, today: dt.date) -> dict[str, Any]:
-    """What this site accepts, and who decides; docs/schemas/risk-appetite.json says its form."""
+    """Risk appetite of this site (budgets, floors, mechanisms, studies) and its approvers.
+
+    Schema: docs/schemas/risk-appetite.json.
+    """
     from site_agent.config import Limits
 
     config, studies = desk.config, []

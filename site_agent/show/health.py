@@ -78,7 +78,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contact:
-    """What came of asking the coordinator: its answer about the clock, and what was refused."""
+    """Result of a call to the coordinator: the offset of its clock, and refusals of the clock or of the call."""
 
     offset: ClockOffset | None = None
     clock: Refusal | None = None
@@ -210,7 +210,7 @@ def _witness(desk: Desk, today: dt.date) -> Finding:
 
 
 def _certificate(desk: Desk, today: dt.date) -> Finding:
-    """How long the certificate lasts: from half of its life on the agent renews it, so that few days left are news."""
+    """Remaining life of the certificate; few days left are a warning, as the agent renews it from half of its life."""
     from site_agent.identity import certificate_life
 
     life = certificate_life(desk.config, utc_now())
@@ -279,7 +279,7 @@ def _located(desk: Desk, refusal: Refusal) -> Refusal:
 
 
 def _deliveries(desk: Desk, today: dt.date) -> Finding:
-    """What the ledger says was delivered, held against what is kept here and what the coordinator says."""
+    """Comparison of the deliveries in the ledger with the files kept here and with the coordinator's holdings."""
     from site_agent.decide import reconciliation
 
     found = reconciliation.noted(desk)

@@ -1,8 +1,8 @@
-"""Where the way to the coordinator ends: name, route, the hospital's proxy, or a box that opens TLS; and whom to ask.
+"""Diagnosis of the network path to the coordinator: name, route, the hospital's proxy, or TLS inspection; whom to ask.
 
-`doctor` looks when a call has failed. It goes the way that gRPC goes, step by step: the address or the proxy, its
-answer to CONNECT, and the certificate that is then shown. It sends no certificate, no message and nothing of the site;
-a proxy's password is sent to that proxy and never shown.
+`doctor` runs it when a call has failed. It follows the path of gRPC, step by step: the address or the proxy, its answer
+to CONNECT, and the certificate that is then shown. It sends no certificate, no message and nothing of the site; a
+proxy's password is sent to that proxy and never shown.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DIRECT = ("no_grpc_proxy", "no_proxy")
 
 @dataclass(frozen=True, kw_only=True)
 class PathFinding:
-    """Where the way ends, or ``way`` if it does not.
+    """Result of following the path: the step at which it fails; ``way`` if none does.
 
     Args:
-        step: which part of the way.
-        given: what was found there.
-        ask: what to do, or what to ask of whom.
+        step: the step that fails, or ``way``.
+        given: finding at that step.
+        ask: remedy, or a request and the person to send it to.
     """
 
     step: Step

@@ -120,9 +120,9 @@ def _trained_together(page: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> None:
-    """What a steward decides by, on one page, and with `full` all that an approval agrees to.
+    """Print the page on which a steward decides about a plan; with `full`, everything that an approval agrees to.
 
-    What no price covers, and so must be ticked, stands on both.
+    The items that no price covers, and so must be ticked, are on both.
     """
     state = f"approved by {page['approved_by']}" if page["approved_by"] else "not approved here"
     heading(out, f"{page['study']}: {page['title']}", f"version {page['version']} · {state}")
@@ -154,7 +154,7 @@ def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> N
 
 
 def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
-    """What leaves, when, to whom, of whom; with `full` each wave, the readers afterwards and the hashes."""
+    """Rows on the data that leave, when, to whom, of whom; with `full` each wave, the later readers and the hashes."""
     counts = "counts" if page["training"] else "model, no counts"
     waves = page["waves"]
     often = "; ".join(f"wave {wave['number']}: {wave['opens']} to {wave['closes']}" for wave in waves)
@@ -182,7 +182,7 @@ def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
 
 
 def _priced(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
-    """What it costs a person; what is charged already only with `full`, or once something is or the budget is short."""
+    """Rows on the price per person; past charges only with `full`, or if there are any or the budget is too small."""
     price, charged, rows = page["price"], page["charged"], []
     if page["training"]:
         whole = shown_price(page["training"]["epsilon"], delta=price["delta"])

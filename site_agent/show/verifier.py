@@ -286,14 +286,14 @@ class KeyChain:
 
 
 class Acknowledged:
-    """What the coordinator's pinned key signed for the site.
+    """Answers to the site that the coordinator's pinned key has signed, verified.
 
     Args:
         places: (release, digest) of every acceptance, and its places in the log: two where a restored coordinator has
-            taken it again.
+            accepted it again.
         heads: (entry, hash) of every head of the ledger that it witnessed.
         forks: answers that show another history of its log than others do: no fault of the site's.
-        restored: how often it said that its log was taken up again from a backup.
+        restored: number of signed notices that its log was restored from a backup.
     """
 
     def __init__(self, files: Files, keys: Body, entries: list[Body]) -> None:
@@ -346,13 +346,13 @@ def recoveries(entries: list[Body]) -> list[Body]:
 
 # -- leads ----------------------------------------------------------------------------------------------------------
 class LeadChain:
-    """Who led, by the changes of leads that the ledger holds, each signed by enough of those before it.
+    """History of the study leads, from the ledger's changes of leads, each signed by enough of the leads before it.
 
     Args:
-        sets: (entry, keys, how many must sign) of all who led, from which entry on they did here.
+        sets: (first entry, keys, threshold) of each set of leads.
         known: every lead's key, present or former, by itself.
-        changes: how many changes there were.
-        open: what the ledger does not say of the leads that the site names, in words.
+        changes: number of changes.
+        open: contradictions and gaps between the ledger and the leads that the site names, in words.
     """
 
     def __init__(self, keys: Body, entries: list[Body]) -> None:
@@ -393,9 +393,9 @@ class LeadChain:
         return any(len(signers & led) >= max(count, least) for at, led, count in sets if at == newest or not then)
 
     def words(self, entries: list[Body], keys: Body) -> list[str]:
-        """What to say of authorities of the coordinator that took another's place without its word.
+        """Warnings, one for each replacement of the coordinator's authority that the old authority has not signed.
 
-        Raises: Wrong: such a word, or a grant of this study, that nobody who led has signed, or the coordinator not.
+        Raises: Wrong: a replacement or a grant is not signed by the leads, or a replacement not by the coordinator.
         """
         lines, types = [], {"study_granted": "grant", "study_ungranted": "grant"}
         own = {"the coordinator": [keys["witness_key"]]} if keys.get("witness_key") else {}
@@ -562,7 +562,7 @@ DECIDED = PERSONS | {"plan_revoked", "standing_revoked", "left", "resumed", "sum
 
 
 def signatures(body: Body) -> list[Body]:
-    """Who has signed a decision: the person it names, and those who did beside them."""
+    """Signatures of a decision: that of the person it names, and those of its co-signers."""
     return [body, *body.get("beside", [])]
 
 
@@ -677,7 +677,7 @@ class VerifiedRelease:
         self.withdrawal(persons | agent)
 
     def declines(self, persons: dict[str, list[str]]) -> None:
-        """Who rejected it or sent it back signed that."""
+        """Check that each ``reject`` and ``send_back`` is signed by the registered person it names. Raises: Wrong."""
         for entry in self.entries:
             if entry["kind"] in ("reject", "send_back"):
                 body = entry["body"]
@@ -730,11 +730,11 @@ class VerifiedRelease:
         delivered: bool,
         chain: KeyChain,
     ) -> None:
-        """Who approved it: registered people, over these bytes, with every tick, under the plan as approved then.
+        """Check the approvals: by registered people, over these bytes, with every tick, under the plan in force then.
 
         Args:
-            persons: name to keys. signers: who signed the statement. payload: its bytes.
-            delivered: as of `check`. chain: says whose keys were in force at which entry.
+            persons: name to keys. signers: names of those who signed the statement. payload: its bytes.
+            delivered: as of `check`. chain: keys in force at each entry.
         Raises: Wrong.
         """
         commit = self.by.get("commit")
@@ -789,7 +789,7 @@ class VerifiedRelease:
             self.must(same, "what arrived must be what was sealed")
 
     def withdrawal(self, keys: dict[str, list[str]]) -> None:
-        """Where it was taken back, agent and approver signed that."""
+        """Check that a withdrawal, if there is one, is signed by the agent and by an approver. Raises: Wrong."""
         self.must("withdraw" not in self.by or "withdrawal.json" in self.files, "its withdrawal must be here")
         if "withdrawal.json" in self.files:
             said, names, _ = opened("withdrawal.json", self.files["withdrawal.json"], "withdrawal", keys)

@@ -94,7 +94,7 @@ _ROWS = "A person with several rows: the study has no person column, so the guar
 
 
 def training_of(plan: StudyPlan) -> Federated:
-    """What the plan says of a training by all sites. Raises: PlanRefusal, where it says nothing."""
+    """Settings of the plan's training by all sites. Raises: PlanRefusal, where it has none."""
     if plan.federated is None:
         raise PlanRefusal(
             "the approved plan must have [federated] for the site to take part in a training",

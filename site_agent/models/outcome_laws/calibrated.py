@@ -123,10 +123,10 @@ def _apart(
     n: int,
     se: Array,
 ) -> Array:
-    """How far coefficients of simulated tables are from the records', on average.
+    """Mean difference between the regression coefficients of simulated tables and those of the records.
 
-    Table by table: a row far out would push a regression of all of them, and so it can push its own, and no further
-    than `_FAR` standard errors.
+    Each table is fitted by itself, and its difference limited to `_FAR` standard errors: an outlying row would distort
+    a regression on all of them, and so distorts only that of its own table.
     """
     found = []
     for first in range(0, len(rows), n):
@@ -300,7 +300,7 @@ def _moved(law: Law, change: Array, asked: int, rows: Array, planned: PlannedOut
 
 
 def _unit(law: TiltLaw) -> float:
-    """How much of the value one unit of its tilt is: the tilt is the value, centred and scaled, bin after bin."""
+    """Change in the value per unit of its tilt: the tilt is the value, centred and scaled, bin by bin."""
     middle = (law.low[0] + law.high[0]) / 2
     at = (law.edges[1:] + law.edges[:-1]) / 2
     inner = slice(1, -1)

@@ -197,7 +197,7 @@ class _HazardFit:
         return curvature
 
     def start(self, earlier: dict[str, Array] | None) -> Array:
-        """Where the search begins: at what a fit with fewer terms found, or at the rates without any."""
+        """Starting values of the search: the estimates with fewer terms, or the crude rates without any term."""
         rates = np.stack([np.log((ended + 0.1) / (self.exposed + 0.2)) for ended in self.ends])
         beta, delta = np.zeros((2, self.width)), np.zeros(len(self.some))
         if earlier is not None:

@@ -51,7 +51,7 @@ def fit_laws(x: Array, planned: PlannedOutcomes) -> OutcomesLast:
 
 
 def laws_cost(n: int, planned: PlannedOutcomes) -> tuple[float, float]:
-    """What fitting laws to n records and putting them right takes at most: (seconds, megabytes)."""
+    """Upper bounds of the cost of fitting and calibrating laws on n records: (seconds, megabytes)."""
     # As measured for counts, the slowest, at 300 and 20,000 records; about a dozen tables of records by bins. A number
     # that may be missing is not put right, and took a tenth, as whether it is missing.
     groups = len(planned.outcomes) + planned.covariates / 10

@@ -1,7 +1,7 @@
-"""What a law reads of the other columns: lines, and more only where records ask for it; and its penalised maximum.
+"""Terms of the other columns in an outcome's law, selected by the records, and the law's penalised maximum.
 
-Whatever a law reads beside lines and indicators (normal scores, bends, squares, products) is taken in only where its
-score statistic exceeds log n by `CLEAR`, two terms at a time, `ROUNDS` times at most.
+Linear terms and indicators are always in a law. Further terms (normal scores, bends, squares, products) enter only
+where their score statistic exceeds log n by `CLEAR`, two terms at a time, in at most `ROUNDS` rounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BENDS = (-1.0, 0.0, 1.0)
 
 
 def inputs_of(x: Array, columns: Sequence[int], planned: PlannedOutcomes) -> OutcomeInputs:
-    """What a law may read of these columns: indicators of levels, lines, and the knots of normal scores."""
+    """Inputs of a law from these columns: indicators of levels, linear terms, and the knots of normal scores."""
     counts, gates, whole = [], [], []
     knots: list[tuple[Array, Array] | None] = []
     centre, scale = np.zeros(len(columns)), np.ones(len(columns))

@@ -55,7 +55,7 @@ def tilt_law(x: Array, column: int, inputs: OutcomeInputs, planned: PlannedOutco
 
 
 def _blank(column: int, gate: int, planned: PlannedOutcomes) -> Array:
-    """Where what stands in the place of a missing value lies: as `shared.plans.encoding` draws it."""
+    """(gate, lower, upper): interval from which `shared.plans.encoding` draws the code of a missing value; or empty."""
     if gate < 0 or column not in planned.bounds:
         return np.zeros(0)
     low, high = planned.bounds[column]
@@ -161,7 +161,7 @@ class _TiltFit:
         return float(penalty - value.sum()), -np.concatenate([by_base, by_theta.ravel()]), curvature
 
     def start(self, earlier: Array | None) -> Array:
-        """Where the search begins: at what a fit with fewer terms found, or at the shares of the bins."""
+        """Starting values of the search: the estimates with fewer terms, or the log shares of the bins."""
         size = self.count - 2 + self.width * self.m
         if earlier is None or len(earlier) > size:
             base = np.log(np.bincount(self.cell, minlength=self.count)[1:-1] + 0.1) - np.log(len(self.cell))

@@ -1,4 +1,4 @@
-"""Who is let in to the local page, and whose key opens there: passwords, sessions, and how often one may guess."""
+"""Access to the local page, and to the approvers' keys there: passwords, sessions, and limits on wrong guesses."""
 
 from __future__ import annotations
 

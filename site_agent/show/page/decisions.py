@@ -1,4 +1,4 @@
-"""What the forms of the airlock do: each is the function that a command calls, signed with what was typed."""
+"""Actions of the airlock's forms: each calls the function of a command, signed with the key of the typed passphrase."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Entering(Frame):
     """First run and joining."""
 
     def start(self, desk: Desk, session: Session, request: Request, lang: Language) -> Response:
-        """Where this folder stands: no site yet, a site that waits for the study lead, or one that has joined."""
+        """Start page, by the folder's state: no site yet, a site awaiting the study lead, or one that has joined."""
         made = (desk.home / "site.toml").exists()
         values: dict[str, Any] = {
             "home": desk.home,

@@ -1,9 +1,9 @@
-"""What every page of the airlock has: its templates in the reader's language, who is let in, forms that are its own.
+"""Base of every page of the airlock: templates in the reader's language, access control, protection of the forms.
 
-What an open port on one's own machine invites, and what stands against it: another site's script posting here (a
-token in each form, `SameSite=Strict`, the `Origin` header); a name that is made to resolve to 127.0.0.1 (the `Host`
-header); a script that found its way into a cell (autoescape, and a policy under which no script runs at all);
-somebody else on the same machine (the password, and nothing is approved without the approver's own passphrase).
+Threats to an open port on one's own machine, and the defences: another site's script posting here (a token in each
+form, `SameSite=Strict`, the `Origin` header); DNS rebinding to 127.0.0.1 (the `Host` header); a script injected into a
+table's cell (autoescape, and a policy under which no script runs at all); somebody else on the same machine (the
+password, and nothing is approved without the approver's own passphrase).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Frame:
         return Approver(name, lambda: self.opener.opened(desk, name, form.get("passphrase", "")))
 
     def running(self, lang: Language) -> str:
-        """What works in the background, in words; blank where nothing does."""
+        """Background job that runs now, in words; blank where none does."""
         return ""
 
     def draw(

@@ -98,7 +98,7 @@ def marked(text: str) -> str:
 
 @cache
 def _signs(code: str) -> tuple[str, str]:
-    """What stands between groups of three digits, and before decimals."""
+    """Group separator and decimal separator of a language's numbers."""
     from babel.numbers import get_decimal_symbol, get_group_symbol
 
     return get_group_symbol(code), get_decimal_symbol(code)

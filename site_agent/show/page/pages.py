@@ -300,7 +300,7 @@ def _translated(words: Mapping[str, str], lang: Language) -> dict[str, str]:
 
 
 def _notice(request: Request, lang: Language) -> str:
-    """What has just been done, as the address says."""
+    """Confirmation of the action that was just taken, by ``done`` in the address; blank without one."""
     said = NOTICES.get(request.query_params.get("done", ""))
     return "" if said is None else lang(said)
 

@@ -1,9 +1,9 @@
-"""Sentences that other parts of the site say in English, found again by their form and said in another language.
+"""Translation of English sentences that other parts of the site produce, matched to the forms of a catalogue.
 
 A check, an attack's finding and a refusal are sentences with figures in them; those of a sealed release are kept as
 they were written. A catalogue has each as a form, ``a release must hold at least {0} persons``, and its translation
-with the same places; what stood in a place is translated by itself where it is a sentence too, and else written by the
-language's habit of numbers and dates.
+with the same places; the text in a place is translated where it is a sentence itself, and its numbers and dates are
+formatted as in the language.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Sentences:
         return None
 
     def _place(self, text: str) -> str:
-        """What stood in a place: a sentence, a value, a name that is nobody's to translate, or nothing."""
+        """Translation of the text in a place; the text itself where there is none (a name), or where it is blank."""
         return (self(text) or text) if text.strip() else text
 
     def _parts(self, text: str) -> str | None:
@@ -75,7 +75,7 @@ class Sentences:
 
 
 def _expression(form: str) -> re.Pattern[str]:
-    """What a form matches: its words, and in each place the least that fits."""
+    """Regular expression of a form: its literal text, and a non-greedy group for each place."""
     out, seen, end = "", set(), 0
     for place in PLACE.finditer(form):
         out += re.escape(form[end : place.start()])

@@ -38,7 +38,7 @@ HEADERS = {
 
 
 class PageSettings(TypedDict):
-    """Where the pages are served, and what they show of their surroundings: see `prepare`."""
+    """Settings of the page's server: address, version of the agent, date, and announcements; see `prepare`."""
 
     listen: str
     port: int

@@ -154,7 +154,7 @@ def _row(column: Column, source: TableSource, target: Any) -> dict[str, Any]:
 
 
 def _recoding(column: Column, source: TableSource, form: QueryParams) -> Recoding:
-    """How a column is recoded by the form; a factor that the command line has set stays where no unit is typed."""
+    """Recoding of a column as entered in the form; where no unit is typed, a factor set on the command line stays."""
     from site_agent.records.mapping.declared import Recoding
 
     how = source.values.get(column.name, Recoding())
@@ -181,7 +181,7 @@ def _names(source: TableSource, dictionary: Dictionary, *, header: bool) -> tupl
 
 
 def _steps(before: Steps, dictionary: Dictionary, names: Sequence[str], form: QueryParams) -> Steps:
-    """What is made of other columns, as the form has it; how rows are combined to persons stays. Raises: Refusal."""
+    """Dates, derived columns and follow-up as entered in the form; all other steps stay as before. Raises: Refusal."""
     from site_agent.records.mapping.declared import DateForm, FollowUp
 
     dates: dict[str, DateForm] = {}

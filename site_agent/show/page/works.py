@@ -1,7 +1,7 @@
-"""What takes minutes, in the background of the page: one rehearsal or one release at a time, and how far it is.
+"""Background jobs of the page, and their progress: one rehearsal or one release at a time.
 
-The page is not needed for it to end well: a browser may be closed, and a server that is stopped waits for the work. A
-machine that goes down in the middle leaves what the command would leave: a charge that goes on, or is burnt.
+A job does not depend on the page: a browser may be closed, and a server that is stopped waits for the job to end. A
+machine that fails in the middle leaves the same state as the command would: a charge that is resumed, or burnt.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Tell = Callable[[Any, float, float | None], None]
 
 @dataclass
 class Work:
-    """One work.
+    """One background job.
 
     Attributes:
         kind: ``rehearsal`` or ``release``.
         stage: in the words of `ReleaseStage`; blank before the first.
-        share: of the whole that is done.
-        left: seconds, None while unknown.
-        outcome: what it returned; None while it runs, or after a refusal.
-        refusal: why it ended without one.
+        share: completed share of the job.
+        left: seconds left, None while unknown.
+        outcome: its result; None while it runs, or after a refusal.
+        refusal: reason why it ended without a result.
     """
 
     kind: str
@@ -42,12 +42,12 @@ class Work:
     over: threading.Event = field(default_factory=threading.Event)
 
     def tell(self, stage: Any, share: float, left: float | None) -> None:
-        """Note how far it is; the pipeline calls it."""
+        """Note its progress; the pipeline calls it."""
         self.stage, self.share, self.left = str(stage.value), share, left
 
 
 class Works:
-    """The one work that runs, or ran last."""
+    """The one job that runs, or ran last."""
 
     def __init__(self) -> None:
         self.last: Work | None = None
@@ -55,7 +55,7 @@ class Works:
 
     @property
     def running(self) -> Work | None:
-        """The work that runs; None where none does."""
+        """The job that runs; None where none does."""
         last = self.last
         return None if last is None or last.over.is_set() else last
 

@@ -1,8 +1,8 @@
-"""What an approver consents to before this site offers its keys: what the sum tells, to whom, and from which look.
+"""Approver's consent before this site offers its keys: the result of the sum, its recipients, and this site's look.
 
-The order that the coordinator signed lies beside the release. From its look, the plan and the table all that the site
-will add follows. Neither the table nor these numbers are shown: whoever consents by them would choose by records, and
-who takes part in a sum is seen by all.
+The order that the coordinator signed is stored beside the release. Its look, the plan and the table determine the
+site's contribution. Neither the table nor these numbers are shown: a consent based on them would depend on the records,
+and the participation in a sum is visible to all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST = 4 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ConsentPage:
-    """What an approver is asked.
+    """Request for an approver's consent.
 
     Args:
         asked: digest of the order. order: its content.

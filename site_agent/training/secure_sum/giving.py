@@ -125,15 +125,15 @@ class SumWork:
         self._sum: SumSite | None = None
         self._order: LookOrder | None = None
         self._ready: dict[str, Callable[[], SiteAnswer]] = {}
-        """What makes the answer to an order that was verified: a step of the sum is not taken twice."""
+        """Digest of a verified order to the function that makes its answer: a step of the sum cannot be taken twice."""
         self._made: dict[str, bytes] = {}
-        """What was made for an order whose step is not sealed yet."""
+        """Digest of an order to its answer, as long as the step is not sealed."""
         self._undrawn: set[int] = set()
-        """Steps begun by this very process of which it has surely drawn nothing yet."""
+        """Steps begun by this process for which it has certainly drawn nothing yet."""
 
     @property
     def holding(self) -> bool:
-        """Whether this process has secrets that the sum still needs."""
+        """True if this process has secrets that the sum still needs."""
         return self._sum is not None
 
     def answer(self, said: RoundOrder, content: bytes) -> bool:
@@ -182,7 +182,7 @@ class SumWork:
 
     # -- before anything is begun -----------------------------------------------------------------------------------
     def _consented(self, member: SumMember, said: RoundOrder, content: bytes) -> bool:
-        """Whether enough approvers have consented to this very order, which lies beside the release for them."""
+        """True if enough approvers have consented to this order; if not, it is written beside the release for them."""
         LookOrder.from_bytes(content, member.terms)
         hold = member.hold
         if hold.consent == said.digest and len(hold.consents) >= hold.approvals_needed:
@@ -195,9 +195,9 @@ class SumWork:
         return False
 
     def _verified(self, member: SumMember, step: SumStep, content: bytes) -> Callable[[], SiteAnswer]:
-        """What makes the answer, if the order is one that this site may answer: nothing is drawn or given by it.
+        """Verify an order, and return the function that makes its answer: no noise is drawn here, and nothing is sent.
 
-        Raises: what is wrong with the order; what keeps the records from being read.
+        Raises: refusals of the order, and of reading the records.
         """
         terms, rng = member.terms, self.rng
         if step in (SumStep.LEVEL, SumStep.OFFER):

@@ -49,14 +49,14 @@ class SumMember:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSumPart:
-    """How far this site is in the sum of a plan.
+    """Progress of this site in the secure sum of a plan.
 
     Args:
         release_id: of its pilot; blank before there is one. state: of that release, or ``no pilot yet``.
-        answered, given_up: steps with an answer here; begun, and without one.
-        waits: whether the sum waits for an approver's consent. finished: whether nothing more can be asked of it.
-        consents: who has consented. needed: how many must.
-        epsilon: of pilot, level and sum together, with the plan's colluders. seen_by: by who looks together.
+        answered, given_up: steps that were answered; steps begun without an answer.
+        waits: True if the sum waits for an approver's consent. finished: True if no further step is possible.
+        consents: names of those who have consented. needed: consents required.
+        epsilon: of pilot, level and sum together, with the plan's colluders. seen_by: the same by colluding parties.
     """
 
     study: str
@@ -74,7 +74,7 @@ class SiteSumPart:
 
 
 def sum_of(plan: StudyPlan) -> SecureSumPlan:
-    """What the plan says of a sum. Raises: PlanRefusal, where it says nothing."""
+    """Settings of the plan's secure sum. Raises: PlanRefusal, where it has none."""
     if not isinstance(plan.release, SecureSumPlan):
         raise PlanRefusal(
             "the approved plan must have a secure sum for the site to take part in one",
@@ -109,7 +109,7 @@ def member_of(ledger: Ledger, site: str, plan: StudyPlan) -> SumMember:
 
 
 def part_in_sum(ledger: Ledger, plan: StudyPlan) -> SiteSumPart:
-    """How far the site is. Raises: PlanRefusal (its plan has no sum)."""
+    """Progress of the site in the plan's sum. Raises: PlanRefusal (its plan has no sum)."""
     release, hold = sum_of(plan), _pilot(ledger, plan)
     facts: dict[str, Any] = {
         "study": plan.study,
@@ -136,12 +136,12 @@ def part_in_sum(ledger: Ledger, plan: StudyPlan) -> SiteSumPart:
 
 
 def over(hold: Hold) -> bool:
-    """Whether a site's part has ended: all given, or a step begun that has no answer."""
+    """True if a site's part has ended: the last step is begun, or a step was begun without an answer."""
     return any(not one.answer for one in hold.begun.values()) or SumStep.OPEN in hold.begun
 
 
 def awaited(ledger: Ledger, plan: StudyPlan) -> bool:
-    """Whether the sum may ask something of this site; unlike `part_in_sum` it prices nothing."""
+    """True if the sum may still send orders to this site; unlike `part_in_sum` it computes no price."""
     hold = _pilot(ledger, plan)
     return hold is not None and hold.state == "delivered" and not over(hold)
 
