@@ -44,7 +44,7 @@ class Spent:
         shown: the exact ε while there is one release, else `epsilon`.
         cap: the cap of the latest reservation; None before the first.
         releases: number of charges, burnt ones included.
-        burnt: number of charges whose release was burnt.
+        burnt: number of charges whose release was burnt or rejected.
         open: number of releases without a formal guarantee, which no total contains.
         open_words: text shown in place of their price; blank where there are none.
         given: condition under which the total holds (`epsilon_given`); blank for none.

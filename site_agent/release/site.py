@@ -38,9 +38,9 @@ class WorkingSite:
         outbox: holds the sealed bytes.
         witness: has the coordinator acknowledge the ledger's head.
         snapshot_key: secret of the keyed hashes.
-        floors: limits that this site sets tighter than the plan.
+        floors: those that this site adds to every plan.
         paused: whether the steward has paused the site; called repeatedly until the draw, and in the audit.
-        budget: caps over all studies together.
+        budget: this site's own caps on a person's privacy loss.
         begun_under: secrets of the studies that began under another one than `snapshot_key`.
         memory_mb: most megabytes that a release may take; None for what the machine has left.
         coordinator_takes: the largest release that the coordinator takes; None where it has not said.
