@@ -108,7 +108,7 @@ class LogSettings:
     Args:
         format: ``text``, or ``json``: one object a line.
         level: the least level that is written: ``debug``, ``info``, ``warning`` or ``error``.
-        file: where to; opened anew when it was moved away. Blank: stderr.
+        file: path of the log file, opened anew when it was moved away; blank for stderr.
     Raises: ConfigRefusal, at construction.
     """
 
@@ -147,7 +147,7 @@ class WebConfig:
             the coordinator's own certificate, which programs believe that have the study's authority.
         issuer, client_id: of the OpenID Connect provider by which people sign in; both blank for tokens alone.
         client_secret: a file that holds the secret; blank for a client that has none.
-        role_claim, studies_claim: what in its ID tokens names a person's role and studies.
+        role_claim, studies_claim: claims of its ID tokens that name a person's role and studies.
     Raises: ConfigRefusal, at construction.
     """
 
@@ -236,8 +236,8 @@ class CoordinatorConfig:
         health_grpc: ``host:port`` of gRPC's standard health service, in plain; blank: none.
         drain_seconds: seconds for which new calls are still taken once the service is told to end and ready no more.
         grace_seconds: seconds that running calls then have.
-        logging: how the service writes its log.
-        web: where analysts are answered over HTTPS; None for nowhere.
+        logging: settings of the service's log.
+        web: settings of the HTTPS server for analysts; None for none.
     Raises: ConfigRefusal, at construction.
 
     >>> CoordinatorConfig(home=Path("."), name="tributary", address="hub.example.org:8443").max_bundle

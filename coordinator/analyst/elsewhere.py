@@ -26,7 +26,7 @@ _THERE: Mapping[str, Callable[[float], float]] = {
     "logit": lambda share: math.log(share / (1 - share)) if 0 < share < 1 else math.copysign(math.inf, share - 0.5),
     "fisher_z": lambda r: math.atanh(r) if abs(r) < 1 else math.copysign(math.inf, r),
 }
-"""From what is read to the analysis scale."""
+"""Link function of each scale: a value as it is read, to the analysis scale."""
 _TO_R = {"log": "exp", "logit": "transf.ilogit", "fisher_z": "transf.ztor"}
 _ESTIMATORS: Mapping[str, str] = {
     "FE": "a common effect was assumed",
@@ -75,7 +75,7 @@ class ResultSummary(Shown):
         self._result.show_whole(out)
 
     def as_text(self) -> str:
-        """As it prints."""
+        """Text of the summary, the same as it prints."""
         return repr(self)
 
     def _repr_html_(self) -> str:

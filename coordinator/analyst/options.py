@@ -62,7 +62,7 @@ class PoolingOptions:
 
     @property
     def how(self) -> dict[str, Any]:
-        """As `coordinator.pooling.pool.pool` takes it, and `coordinator.pooling.pool.Pooling`."""
+        """Keyword arguments of `coordinator.pooling.pool.pool` and `coordinator.pooling.pool.Pooling`."""
         return {"method": self.method, "test": self.test, "level": self.level}
 
 
@@ -97,7 +97,7 @@ class QuestionOptions(PoolingOptions):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """As `coordinator.analyst.remote.Study.query` takes it."""
+        """Keyword arguments of `coordinator.analyst.remote.Study.query`."""
         names = ("term", "method", "test", "level", "wave", "as_of", "label", *(["subset"] if self.subset else []))
         return {name: getattr(self, name) for name in names}
 

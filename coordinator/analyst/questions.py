@@ -52,7 +52,7 @@ class Questions:
         """Ask one question."""
 
     def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
-        """Ask a planned analysis by its name; the record says ``confirmatory`` unless told otherwise."""
+        """Ask a planned analysis by its name; the record says ``confirmatory`` unless `label` is given."""
         return self.query("", name, term=term, **{"label": "confirmatory", **how})
 
     def glm(self, formula: str, *, family: str = "binomial", link: str = "", term: str = "", **how: Any) -> Result:

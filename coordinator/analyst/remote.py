@@ -131,7 +131,7 @@ class Connection(Shown, Mapping[str, "Study"]):
     """The studies that somebody may ask, by name.
 
     Args:
-        name: who asks.
+        name: name of the analyst.
         client: carries the questions.
         followed: the coordinator's log as a token's file follows it; None: answers are held to no log.
     """

@@ -60,7 +60,7 @@ class Result(Shown):
     """The answer to one question: a row per site; `meta` is the pooled result.
 
     Args:
-        study: where it was asked.
+        study: the study that was asked.
         document: the coordinator's answer.
         again: asks the same question with other settings.
     """
@@ -158,7 +158,7 @@ class Result(Shown):
         Args:
             path: the file; without one it is a picture that a notebook shows.
             subgroups: ``posture``, or any fact about the sites, site -> level: each level with its own diamond.
-            favours: what lies left and right of the null line.
+            favours: labels left and right of the null line.
             sort: its rows by ``name``, ``estimate`` or ``weight``; as the sites stand when blank.
         """
         from coordinator.analyst.show import FigureContent, draw

@@ -138,9 +138,9 @@ class PooledText:
         heads, rows: a line per row that was pooled; `worded` are the heads of words, the others hold numbers.
         models: name, estimate, interval and p of each model, and the prediction interval.
         sentences: heterogeneity, privacy noise, and what a naive reader would claim.
-        left_out: what could not be pooled, with the reason.
-        cautions: what the interval may not hold; a reader sees them before any figure.
-        notes: what else a reader must see.
+        left_out: sites that could not be pooled, with the reason.
+        cautions: sentences on errors that the interval may not include; a reader sees them before any figure.
+        notes: further sentences that a reader must see.
     """
 
     heads: tuple[str, ...]
@@ -352,7 +352,7 @@ def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -
 
 
 def joint_lines(document: Mapping[str, Any]) -> list[str]:
-    """Of an answer, the joint test of every term with several coefficients, or why there is none."""
+    """Lines on the joint test of every term with several coefficients in an answer, or why there is none."""
     return [f"{one['term']}: {one['reason'] or one['sentence']}" for one in document.get("joint", ())]
 
 

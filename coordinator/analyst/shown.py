@@ -225,7 +225,7 @@ class Monitoring(Shown):
 
     @property
     def document(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Looks and their title, scale and result, as plain values for JSON."""
         from shared.terminal import plain
 
         more = {"title": self.title, "scale": self.scale, "effect": self.effect, "sentence": self.found.sentence}
@@ -294,7 +294,7 @@ class Picture:
     """A figure that a notebook shows.
 
     Args:
-        title: what it is of.
+        title: its title.
         svg: the drawing.
     """
 

@@ -51,7 +51,7 @@ class TableOne(Shown):
 
     @property
     def id(self) -> str:
-        """The result's id; blank where it was asked of the store itself."""
+        """The result's id; blank if it was computed from the store directly."""
         return str(self.document.get("result", ""))
 
     @property
@@ -157,10 +157,10 @@ def described(
     """The document of a question that describes, and what draws it.
 
     Args:
-        study: what is asked: a `coordinator.analyst.remote.Study`.
+        study: a `coordinator.analyst.remote.Study`.
         kind: table_one, crosstab or histogram.
         columns: those described.
-        out: file to which the table is written as well; its suffix says how.
+        out: file to which the table is written as well; its suffix chooses the format.
         how: as of `coordinator.analyst.remote.Study.query`.
     Raises: ParameterError: a suffix that is not known; the coordinator's refusals.
     """

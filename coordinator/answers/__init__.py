@@ -1,1 +1,1 @@
-"""From releases to an answer: questions per site, curves, harmonised columns, synthetic tables, budgets, waves."""
+"""Answers from releases: questions per site, curves, harmonised columns, synthetic tables, budgets, waves."""

@@ -37,7 +37,7 @@ class Curves:
         left_out: site -> why it has no curve.
         used: SHA-256 of every bundle, with its site.
         axis: the follow-up column with its unit, for the axis.
-        event: what the curves are free of.
+        event: the event; a curve is the share of persons without it.
     """
 
     study: str

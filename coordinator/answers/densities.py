@@ -59,7 +59,7 @@ class Density(ABC):
 
     Args:
         edges: (parts + 1,) increasing.
-        persons: how many have a value.
+        persons: number of persons with a value.
     """
 
     edges: Floats
@@ -83,12 +83,12 @@ class Density(ABC):
 
     @property
     def mean(self) -> float:
-        """Of the estimated density."""
+        """Mean of the estimated density."""
         return float(self.shares @ (self.edges[:-1] + self.edges[1:])) / 2
 
     @property
     def sd(self) -> float:
-        """Of the estimated density, its parts spread evenly."""
+        """Standard deviation of the estimated density, uniform within each part."""
         middle = (self.edges[:-1] + self.edges[1:]) / 2
         return math.sqrt(float(self.shares @ ((middle - self.mean) ** 2 + np.diff(self.edges) ** 2 / 12)))
 
@@ -103,9 +103,9 @@ class LinearAggregates:
 
     Args:
         counts: noisy counts of persons by cell, those of missing values left out; or sums of smooth functions.
-        persons: how many have a value: n where none may be missing, else n less the noisy count of those without.
+        persons: number with a value: n where none may be missing, else n less the noisy count of those without.
         scale: of the Laplace noise on each; 0 for none.
-        releases: how many releases were added up.
+        releases: number of releases that were added up.
         local: the way of reporting, where every record was noised by itself.
         smooth: the mechanism, where the figures are its sums.
     """
@@ -243,7 +243,7 @@ class _Chance:
     rng: np.random.Generator
 
     def likeliest(self, short: NDArray[np.int64], rate: Fraction) -> int:
-        """By Gumbel's trick."""
+        """Index drawn with probability ∝ exp(−rate · short), by the Gumbel-max trick."""
         return int(np.argmax(self.rng.gumbel(size=len(short)) - float(rate) * short))
 
 

@@ -67,7 +67,7 @@ class Harmonised:
 
     Args:
         densities: the study that the densities came from.
-        columns, to: what was mapped, onto which site's scale.
+        columns, to: the mapped columns, and the reference site.
         answer: the question as it stands, each site by itself, then pooled: every site has an intercept and its own
             scale. Also who asked what of which releases.
         raw: all rows in one table, as if one laboratory had measured them.
@@ -76,11 +76,11 @@ class Harmonised:
         map_variance: of the pooled estimate, by the densities' noise and size (bootstrap).
         site_map_variance: the same of each site's estimate.
         maps: site to its map.
-        bands: site to column to (4, points): values on its scale, where they go, and between what that lies (95 %);
+        bands: site to column to (4, points): values on its scale, mapped values, and their band (95 %);
             of several columns mapped together, the others in their middle.
-        outside: site to how many rows were mapped as its bounds are.
-        warnings: what speaks against harmonising (`case_mix_warning`).
-        notes: what a reader must know of the way it was made.
+        outside: site to the number of rows outside its bounds, which are mapped as the bounds.
+        warnings: reasons not to harmonise (`case_mix_warning`).
+        notes: sentences on the method that a reader must see.
         used: SHA-256 of the bundles with densities, with their site.
     """
 
@@ -165,7 +165,7 @@ class Harmonised:
 
 
 ARMS = ("all rows in one table", "site by site", "harmonised")
-"""The three answers, in the order in which they are told."""
+"""Names of the three answers, in the order of their display."""
 
 
 def said_of(raw: Estimate, intercepts: PooledResult, mapped: PooledResult) -> dict[str, str]:
@@ -233,7 +233,7 @@ def densities(
     """Site to densities of the accepted releases of a study of densities, and the columns measured alike.
 
     Args:
-        held: what `release_selection.holding` gave for it, when it was asked already.
+        held: result of `release_selection.holding` for it, if there is one already.
     Raises: EstimateRefusal: the study releases something else, or a site's releases have different noise.
     """
     held = held or release_selection.holding(store, study)
@@ -311,7 +311,7 @@ def harmonised(
     Args:
         held: of a study with released rows.
         estimand, term, pooling, cache: as of `queries.ask`.
-        by: what is mapped, and how.
+        by: the columns to map, the reference site and the densities.
     Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
         and what `queries.ask` raises.
     """

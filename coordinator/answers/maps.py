@@ -54,7 +54,7 @@ class Map:
 
     @property
     def slope(self) -> float:
-        """From the middle 80 % of the source to that of the target: a change of unit, roughly."""
+        """Width of the middle 80 % of the target over that of the source: roughly the ratio of their units."""
         low, high = self.source.quantile(np.array([0.1, 0.9]))
         to = self.target.quantile(np.array([0.1, 0.9]))
         return float((to[1] - to[0]) / (high - low))
@@ -136,7 +136,7 @@ class ColumnsMap:
 
     @property
     def edges(self) -> tuple[Floats, ...]:
-        """Of the source's columns."""
+        """Edges of the source's cells, for each of its columns."""
         return self.source.edges if isinstance(self.source, Joint) else (self.source.edges,)
 
     def __call__(self, values: Floats) -> Floats:

@@ -64,11 +64,11 @@ class PooledAnswer:
         wave: the wave k; the answer is from the table as of it.
         as_of: the revision of wave k that was asked for; None for all there is now.
         revisions: wave to its revision in force for this answer; None while a wave is open.
-        combined: whether the rows of several refreshes of one site were put together.
+        combined: True if the rows of several refreshes of one site were put together.
         withdrawn: releases of waves up to k that their sites took back: not in the answer.
-        gap: how far the pooled estimate from the records is predicted to lie from this one; None without released rows.
-        flows_known: sites whose rows were released again for it, so that it holds what their flows take away.
-        untold: why no number is told of it: it would not hold, or was never seen to; empty where one is.
+        gap: predicted distance of the pooled estimate from the records to this one; None without released rows.
+        flows_known: sites whose rows were released again for it, so that it includes the bias of their flows.
+        untold: reason why the gap is not stated: it would be wrong, or was never validated; empty where it is stated.
         estimand: the question in one spelling.
         planned: name of the planned analysis, or empty: then the question is exploratory.
         term: the term that was pooled.
@@ -76,7 +76,7 @@ class PooledAnswer:
         estimates: one per site of `term`, excluded ones with their reason.
         result: both models, and what was left out.
         sources: one per release that the table as of the wave holds.
-        words: what it is of, as the dictionary calls it; detail: what else stands in the model, and of whom it is.
+        words: the term in the dictionary's words; detail: the rest of the model, and the persons that it is of.
         others: the other terms of the question, each pooled in the same way, or why it was not.
         uncompared: sites that have not compared since the coordinator was put back from a backup. Whoever tells the
             answer sets it: it is not kept with the answer.
@@ -284,8 +284,8 @@ def ask(
         term: as the question writes it (``sbp/10``), or its column (``sbp``); the first term when empty.
         pooling: of the sites' estimates.
         cache: sites' estimates from earlier questions.
-        perturbations: how often rows whose flow is public are released again, to see what drawing did to them; 0 for
-            not.
+        perturbations: number of times that rows whose flow is public are released again, to measure the flow's bias; 0
+            for none.
         trained: the flow that the plan names, for that.
     Raises: what `site_estimates` raises; ParameterError (no such term, method or test); StateRefusal (a release was
         taken back while it was read).

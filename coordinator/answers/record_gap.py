@@ -62,8 +62,8 @@ def released_again(
 
     Args:
         held: the releases that the answer is from.
-        question, term: what was asked, and which of its terms.
-        times: how often the rows are released again.
+        question, term: the question, and one of its terms.
+        times: number of times that the rows are released again.
         trained: the flow that the plan names.
     """
     from shared.mechanisms.latent_noise.plan import mechanism

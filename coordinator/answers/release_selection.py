@@ -122,7 +122,7 @@ class ReleaseSelection:
     """The releases that a question would be answered from, before it is asked.
 
     Args:
-        study: whose releases they are.
+        study: the study of the releases.
         wave: the table as of this wave.
         as_of, combined: as of `PooledAnswer`.
         parts: site to the releases whose rows together are its table.
@@ -157,10 +157,10 @@ class ReleaseSelection:
 def page_of(
     store: Store, asked: ReleasesRequest, said: Callable[[AcceptedRelease], dict[str, Any]]
 ) -> tuple[list[AcceptedRelease], list[dict[str, Any]], int | None]:
-    """The releases that were asked for, as `said` tells them, and the place in the log after which there are more.
+    """Releases of one page, the documents that `said` makes of them, and the log index after which there are more.
 
-    A page ends early where it would be larger than `PAGE_BYTES`; the last, and a list that is asked for whole, says
-    None.
+    A page ends early where it would be larger than `PAGE_BYTES`; the index is None for the last page, and for a list
+    without pages.
     """
     names = ("after", "newest", "site", "wave")
     most = asked.most + 1 if asked.most else 0  # one beyond the page tells whether there are more

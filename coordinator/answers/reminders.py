@@ -1,4 +1,4 @@
-"""Reminders that go out by mail or to a webhook, where notify.toml in the home folder says so.
+"""Reminders by mail or to a webhook, as set in notify.toml in the home folder.
 
 A reminder is the text that `coordinator wave remind` shows: a study, a wave, a day, nothing secret. Whoever receives it
 decides nothing by it. What cannot be sent is said and forgotten: nothing waits for a mail server, and no run stops.
@@ -126,7 +126,7 @@ class SentReminder:
 
     Args:
         way: ``mail`` or ``webhook``.
-        failed: why it was not sent: the kind of error, without its text, which may quote a password; blank if it was.
+        failed: kind of the error if it was not sent, without its text, which may quote a password; else blank.
     """
 
     site: str
@@ -200,7 +200,7 @@ def _mail(notify: Notify, site: str, subject: str, text: str, about: Mapping[str
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
-    """Nothing is sent to another address than the one that is configured."""
+    """Redirect handler that follows none, so that nothing is sent to an address other than the configured one."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

@@ -116,7 +116,7 @@ def resolve(
 
 
 def _settled(formula: str, plan: StudyPlan) -> Estimand:
-    """A planned question as it is asked of the plan's rows; as it stands where it cannot be."""
+    """A planned question with the plan's repeated rows applied, or unchanged where that cannot be done."""
     question = parse_estimand(formula)
     with contextlib.suppress(ParameterError):
         question = question.with_rows(plan.dictionary.repeated)
@@ -147,7 +147,7 @@ def _undotted(question: Estimand, columns: Collection[str]) -> Estimand:
 
 
 def reason_of(refusal: Refusal) -> str:
-    """Why a site has no answer. Raises: StorageRefusal: of whatever keeps all bundles; asked again they may answer."""
+    """Reason why a site has no answer. Raises: StorageRefusal: storage failed for all sites; a retry may succeed."""
     if isinstance(refusal, StorageRefusal):
         raise refusal
     return str(refusal).rstrip(".")
@@ -157,8 +157,8 @@ def absent(study: str, site: str, wave: int, term: str, question: Estimand, reas
     """A site without an answer to a term, and why.
 
     Args:
-        study, site, wave: whose answer it would be.
-        question, term: what was asked, and which of its terms.
+        study, site, wave: of the answer that is absent.
+        question, term: the question, and one of its terms.
         reason: in words; a full stop at its end is left out.
     """
     return Estimate(

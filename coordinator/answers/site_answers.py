@@ -55,9 +55,9 @@ class AnswerSource:
         epsilon: of the release; None where it has no formal guarantee.
         study_epsilon: the cap on what the study may cost a person at this site, by the receipt's version of the plan;
             None where `epsilon` is.
-        epsilon_given: what `epsilon` takes as given, or what nothing bounds where there is none; blank for nothing.
+        epsilon_given: condition that `epsilon` takes as given, or without an ε what is not bounded; blank for none.
         censoring: of a question about time to an event, in words: the wave at which follow-up ended.
-        hospitals: how many stand behind a site that speaks for several; 0 for a site that is one.
+        hospitals: number of hospitals that a site reports for; 0 for a single one.
     """
 
     site: str
@@ -125,7 +125,7 @@ class EstimateCache:
     table is read, goes first.
 
     Args:
-        most: how many sites' answers are kept here.
+        most: number of sites' answers that are cached.
         cells: numbers that may be kept of their tables, and of what is drawn like them; eight bytes each, and as much
             again for what questions make of them.
 
@@ -228,7 +228,7 @@ class EstimateCache:
 
 
 def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> str:
-    """At which wave follow-up ended for a release's rows; of other questions nothing."""
+    """Wave at which follow-up ended for a release's rows, in words; blank for a question that is not of survival."""
     if question.kind not in SURVIVAL:
         return ""
     if release.wave > 1 and store.plan(release.study, release.plan_version).plan.returning == "frozen":

@@ -76,7 +76,7 @@ class Spending:
 
     Args:
         sites: their names.
-        given: what those ε take as given: all that any release in them does, or would; blank for nothing.
+        given: conditions that those ε take as given, of all releases in them; blank for none.
         spent: (wave, ε of what had arrived of the study by then) for every release that was accepted, rising.
         planned: the same for the plan's further waves, up to the first that the cap does not allow.
     """

@@ -152,7 +152,7 @@ class Cell:
         state: a key of `STATES`.
         day: ISO date of the delivery or withdrawal, or blank.
         revision: of a late release, the revision it made.
-        code: why it was quarantined.
+        code: code of the refusal for which it was quarantined.
         reminded: ISO date of the last reminder, or blank.
     """
 
@@ -196,7 +196,7 @@ class WaveGrid:
     """A study's waves by its sites.
 
     Args:
-        waiting_days: how long the oldest wait has lasted: days since the oldest open wave with a missing site opened;
+        waiting_days: days since the oldest open wave with a missing site opened;
             None when nobody is waited for.
         waiting_wave: that wave. waiting_for: its sites that can still be asked.
     """
@@ -211,7 +211,7 @@ class WaveGrid:
     waiting_for: tuple[str, ...]
 
     def page(self, most: int, page: int) -> WaveGrid:
-        """The grid with the cells of `most` sites, from page 1; what is said of whole waves stays as it is."""
+        """The grid with the cells of `most` sites, from page 1; facts of whole waves are unchanged."""
         cut = slice(most * (page - 1), most * page)
         waves = tuple(replace(wave, cells=wave.cells[cut]) for wave in self.waves)
         return replace(self, sites=self.sites[cut], waves=waves)

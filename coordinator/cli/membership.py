@@ -78,7 +78,7 @@ def next_grant(store: Store, config: CoordinatorConfig, site: str, study: str, *
     """The next line of a site's studies, which follows from those before it; unsigned.
 
     Args:
-        granted: whether the site is let into the study, or taken out of it.
+        granted: True to grant the study to the site, False to withdraw it.
     Raises: StateRefusal: a site that does not take part, or that is where it is to be already.
     """
     from coordinator.services.membership import Members

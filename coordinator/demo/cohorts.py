@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Cohorts", "First", "Heart", "MomentsPlay"]
 
 HOSPITALS = 6
-"""Of the shipped plan of a secure sum, two of which may be lost and one collude, at least."""
+"""Least number of hospitals of the shipped plan of a secure sum, of which two may be lost and one collude."""
 WAIT = "10"
 """Minutes for which a hospital and the coordinator wait for each other in a sum."""
 

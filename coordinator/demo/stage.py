@@ -38,7 +38,7 @@ class DemoStage:
     """A coordinator and its hospitals, under one folder.
 
     Args:
-        out: where figures, tables and the state of all processes go.
+        out: folder of the figures, the tables and the state of all processes.
         launcher: starts the command lines.
         aside: does the demo's own work: answers and figures.
         play: the study that is shown: its plans, and what its hospitals do.
@@ -112,7 +112,7 @@ class DemoStage:
             self.report(self.done, self.steps, what)
 
     def run(self) -> None:
-        """From nothing to the end of the play; as a rule, every release of wave 1 accepted."""
+        """Run the demo from an empty folder to the end of its play; as a rule, every release of wave 1 is accepted."""
         self.done, self.steps = 0, 3 + self.play.steps(self)
         self.report(0, self.steps, "setting up the coordinator")
         self.state.mkdir(parents=True, exist_ok=True)

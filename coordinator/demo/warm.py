@@ -140,7 +140,7 @@ class EndedCommand:
 
 
 class RunningCommand(Protocol):
-    """A command that goes on until it is told to stop."""
+    """A command that runs until it is stopped."""
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -181,7 +181,7 @@ class Aside:
 
     Args:
         workers: pieces at work at the same time.
-        modules: what is imported meanwhile, for all of them once.
+        modules: modules imported meanwhile, for all of them once.
 
     >>> with contextlib.closing(Aside(2, ())) as aside:
     ...     [ended() for ended in [aside.begin(functools.partial(pow, 2, power)) for power in (3, 4)]]
@@ -238,7 +238,7 @@ class Cold:
             )
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: there is no process to end."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Warm:
 
     Args:
         env: environment of the warm process, and of every command but for what the command is given.
-        modules: what it imports.
+        modules: modules that it imports.
     """
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str] = PRELOADED) -> None:
@@ -441,7 +441,7 @@ def _serve(line: socket.socket, typed: _Typed | None = None, *, meanwhile: Calla
     """Fork what is ordered, and say how it ended, until the line closes.
 
     Args:
-        typed: what passphrases of this place have made; None where nothing is kept.
+        typed: keys derived at this place; None where none are cached.
         meanwhile: done once, while what was ordered first is at work.
     """
     woken, wake = socket.socketpair()

@@ -326,10 +326,10 @@ def draw_effect(
     """An estimate with its whisker, or a diamond; an arrow where the axis ends before the interval.
 
     Args:
-        y: where it stands, in units of the axes' rows.
+        y: vertical position, in units of the axes' rows.
         model: the estimate and its interval, on the analysis scale.
         span: ends of the axis, on the same scale.
-        diamond: whether a diamond is drawn in place of a point and its whisker.
+        diamond: True to draw a diamond in place of a point and its whisker.
         gid: id of the estimate in an SVG; ``-ci`` and ``-clipped`` are added for whisker and arrow.
     """
     from matplotlib.patches import Polygon

@@ -55,8 +55,8 @@ def draw(
     """Draw one of `KINDS`.
 
     Args:
-        kind: which; a cumulative figure adds the rows in the order of the result, and a funnel shows trim-and-fill.
-        result: what was pooled.
+        kind: the kind; a cumulative figure adds the rows in the order of the result, and a funnel shows trim-and-fill.
+        result: the pooled result.
         title, note, ratio, path: as in `coordinator.figures.forest.forest`.
         contours: of a funnel, as of `funnel`.
         moderator: of a bubble plot, its name and label -> value.
@@ -93,8 +93,8 @@ def refits(
     """The pooled effect without each site in turn, or as sites are added.
 
     Args:
-        result: what was pooled.
-        kind: which refits.
+        result: the pooled result.
+        kind: the kind of refits.
         order: for ``cumulative``, positions from 0 in order of arrival; the result's order when None.
         title, note, ratio, path: as in `coordinator.figures.forest.forest`.
     Returns: gids ``refit-0`` and ``refit-0-ci`` for each row, ``random``, ``null``, ``pooled``.
@@ -160,7 +160,7 @@ def funnel(
     """Estimates against their standard errors, with the region that holds them when sites share one effect.
 
     Args:
-        result: what was pooled.
+        result: the pooled result.
         contours: shade by the p-value against no effect instead (Peters et al. 2008): sites that are missing where
             nothing is significant speak for a bias of publication, those missing elsewhere against it.
         filled: mirrored studies of trim-and-fill, drawn hollow; where it is off, its reason stands below.

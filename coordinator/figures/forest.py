@@ -53,19 +53,19 @@ def forest(
     """Draw one meta-analysis: sites, both models, prediction interval, heterogeneity, and who is missing.
 
     Args:
-        result: what to draw; its excluded sites are listed below with their reasons.
-        title, xlabel: headings; xlabel defaults to what the scale means.
+        result: the pooled result; its excluded sites are listed below with their reasons.
+        title, xlabel: headings; xlabel defaults to the name of the scale.
         note: one line under the title: units, and what a positive value means.
         ratio: show exp(yi) on a log axis; by default as the result's scale says.
-        null: where the line of no effect stands on the analysis scale; None draws none. ``auto``: 0, and none for
+        null: position of the line of no effect on the analysis scale; None draws none. ``auto``: 0, and none for
             a mean, a proportion or a network's density.
         columns: heading -> (site label -> text), drawn beside the sites: posture, epsilon.
         compare: name -> result of the same question, drawn beside `result` in another colour and shape.
-        name: what `result` is called in the legend when there is a comparison.
+        name: name of `result` in the legend when there is a comparison.
         groups: `coordinator.pooling.subgroups.subgroups` of `result`: each group stands apart with its own diamond and
             heterogeneity, and the tests for a difference below. A group of one site has no diamond.
-        by: what the groups differ in, as in ``posture``.
-        favours: what lies left and right of the null line, as in ("Favours drug", "Favours placebo").
+        by: name of the factor that defines the groups, as in ``posture``.
+        favours: labels left and right of the null line, as in ("Favours drug", "Favours placebo").
         whole: name -> result of one row, of the same question put to all sites' rows in one table: a diamond of its
             own below the pooled ones.
         warnings: sentences below the figure, after its own.
@@ -115,10 +115,10 @@ def forest(
 
 
 def sum_of(result: PooledResult) -> dict[str, PooledResult]:
-    """A result's secure sum by its name, if it has one, as a result of which nobody sees a row.
+    """Name of a result's secure sum, to the sum as a pooled result; empty if there is none.
 
-    Its rows are what the same sites released by themselves, and none of their noise is its own; its τ² is what its
-    interval was made with, which a new site's effect is predicted by, and not the rows' one estimate.
+    Its rows are the releases of the same sites by themselves, whose noise is not in the sum. Its τ² is the one of the
+    sum's interval, which the prediction interval uses too, not the estimate from the rows.
     """
     total = result.summed
     if total is None:

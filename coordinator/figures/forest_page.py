@@ -60,7 +60,7 @@ class ForestContent:
 
     @property
     def lanes(self) -> list[ForestLane]:
-        """Of all rows, from top to bottom."""
+        """Lanes of all rows, from top to bottom."""
         return [lane for row in self.rows for lane in row.lanes]
 
     @cached_property
@@ -87,7 +87,7 @@ class _Columns:
     """Columns from left to right, each as wide as its widest cell.
 
     Attributes:
-        anchors, sides: where the cells of each column of text stand, and on which side of it.
+        anchors, sides: position of the cells of each column of text, and their alignment to it.
         plot: left end of the axis.
         weights, right: right ends of the weights and of the estimates.
         parts, space: widths of an estimate, its lower and its upper end, and of what lies between them.

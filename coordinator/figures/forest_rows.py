@@ -50,7 +50,7 @@ class ForestRow:
 
     @property
     def height(self) -> float:
-        """In inches: lanes lie closer together than rows."""
+        """Height in inches: lanes lie closer together than rows."""
         return 0.2 if self.kind == "words" else ROW + LANE * (max(len(self.lanes), 1) - 1)
 
     @property

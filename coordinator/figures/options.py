@@ -33,7 +33,7 @@ class FigureOptions:
     digits: Annotated[int | None, look_option(help="Decimals of the effects.")] = None
 
     def drawing(self) -> AbstractContextManager[FigureStyle]:
-        """These settings in force. Raises: ParameterError."""
+        """Context in which these settings are in force. Raises: ParameterError."""
         how, ends = asdict(self), numbers(self.xlim, "--xlim")
         if ends and len(ends) != 2:
             raise ParameterError("--xlim must be two numbers", given=f"{len(ends)}", next_step="As in 0.5,4.")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_CURVES", "budget_figure", "km_figure", "waves_figure"]
 
 MOST_CURVES = 16
-"""More sites' curves are not drawn in one figure: nobody could tell them apart."""
+"""Most sites whose curves are drawn in one figure: more could not be told apart."""
 
 _WIDE, _TALL, _LINE, _NAME = 5.2, 3.4, 0.175, 1.9  # inches; names of the risk table are broken at the last
 
@@ -66,10 +66,10 @@ def km_figure(
     Args:
         curves: one per site or arm, all at the same times (`coordinator.answers.curves.curves` reads them from the
             releases). More than `MOST_CURVES` are left to their pooled ones, and the figure says so.
-        pooled: what they are pooled to, at the same times: wide lines in ink, always with their intervals.
+        pooled: pooled curves at the same times: wide lines in ink, always with their intervals.
         title, note: headings.
-        xlabel: what the times are, with their unit.
-        ylabel: what the share is of.
+        xlabel: label of the times, with their unit.
+        ylabel: label of the share.
         left_out: site -> why it has no curve; listed below.
         bands: draw the pointwise intervals of `curves`; by default with up to three of them and none pooled.
         path: written when given; the suffix chooses SVG, PDF or PNG.

@@ -73,7 +73,7 @@ class FigureStyle:
         outlines: letters as outlines, which no reader's font can change, and nobody can edit or search.
         xlim: ends of the axis of effects, as they are read (1 is no effect of a ratio).
         ticks: places of its labels, likewise.
-        xlabel: what stands below it.
+        xlabel: its label.
         digits: decimals of the effects.
     Raises: ParameterError, at construction.
     """

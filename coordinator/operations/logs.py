@@ -48,7 +48,7 @@ class JsonLines(logging.Formatter):
 
 
 def begin_log(settings: Mapping[str, str]) -> None:
-    """Write what this process logs as it is told to, from now on.
+    """Configure the logging of this process.
 
     Args:
         settings: ``format`` (text or json), ``level`` (debug, info, warning, error) and ``file``

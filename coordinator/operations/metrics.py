@@ -52,7 +52,7 @@ class CallMetrics:
 
     Args:
         whose: ``site`` or ``analyst``: part of the names.
-        registry: where they are put.
+        registry: the registry that they are added to.
     """
 
     def __init__(self, whose: str, registry: CollectorRegistry) -> None:
@@ -84,8 +84,8 @@ def registry_of(version: str, gauges: Callable[[], Iterable[Gauge]], folder: Pat
 
     Args:
         version: of this software.
-        gauges: asked at every scrape.
-        folder: where the analysts' process counts; None where there is none.
+        gauges: called at every scrape.
+        folder: folder of the counts of the analysts' process; None where there is none.
     """
     from prometheus_client import CollectorRegistry, Info, ProcessCollector
     from prometheus_client.multiprocess import MultiProcessCollector

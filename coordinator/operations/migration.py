@@ -74,7 +74,7 @@ def copied(
         store: the one that is copied; its home folder stays where it is.
         url: of the other database.
         dry_run: verify the store, and look whether the target is empty.
-        progress: told what is done, how far, and of how much.
+        progress: called with (part, amount done, total amount).
     Raises: ParameterError (the same database), StateRefusal (the target holds something else), IntegrityRefusal (the
         store, a bundle or the copy is not whole), StorageRefusal (the target is away, or cannot hold a value).
     """
@@ -159,7 +159,7 @@ def put_elsewhere(
 
     Args:
         place: as of `coordinator.store.bundles.bundle_store`.
-        owner: who marks that place, as of `coordinator.store.bundles.BundleStore.claim`.
+        owner: mark of the owner of that place, as of `coordinator.store.bundles.BundleStore.claim`.
         dry_run: read them, and look which are there already.
         progress: as of `copied`.
     Returns: how many accepted bundles there are, and how many of them were copied, or would be.

@@ -92,12 +92,12 @@ class Readiness:
         return set(self.checks.values()) == {"ok"}
 
     def drain(self) -> None:
-        """Be ready no more, for good."""
+        """Become not ready, for good."""
         self._draining = True
         self._tell()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         self._ended.set()
 
 
@@ -201,7 +201,7 @@ class GrpcHealthPort:
         self._server.start()
 
     def tell(self, ready: bool) -> None:
-        """Say so to whoever asks or watches."""
+        """Report the readiness to clients that ask or watch."""
         for name in self._names:
             self._health.set(name, self._status.SERVING if ready else self._status.NOT_SERVING)
 

@@ -51,7 +51,7 @@ FIRST_SITES, MORE_SITES = 2, 8
 _NEAR = 2**0.5
 """An ε this near to a simulated one is read off it."""
 _LEAST = 1 / 64
-"""Of the largest ε: below it nothing is looked for."""
+"""Least ε that is searched, as a share of the largest."""
 _GRID = 13
 """Points of a curve, from the largest ε down to `_LEAST` of it, each a √2 below the last."""
 
@@ -66,7 +66,7 @@ class Target:
         effect, power: the true effect, on the analysis scale, and the probability that the interval excludes no effect.
         sites: K. persons: of an average site in its first wave. later: new persons of a later wave.
         most: the largest ε that one person may be charged.
-        covered: what ε must cover at least, a key of `COVERED`.
+        covered: the least coverage of ε, a key of `COVERED`.
     """
 
     question: str
@@ -118,7 +118,7 @@ class FrontierPoint:
         epsilon: of one release of one person. total: charged to a person for all waves.
         half_width: of the pooled interval after all waves, analysis scale. power: None without an effect.
         wave: the first wave after which the target is met; 0 for none.
-        covered: what ε covers, in words.
+        covered: coverage of ε, in words.
     """
 
     setting: str
@@ -367,10 +367,10 @@ def designed(
     """The frontier of a study and its recommendation.
 
     Args:
-        known: what was simulated before; this run adds to it.
+        known: earlier simulations; this run adds to them.
         seconds: wall time after which nothing further is simulated; 0 for the first answer alone.
-        first: is given the first answer as soon as it is there.
-        progress: is told of each simulation, in a line.
+        first: called with the first answer as soon as there is one.
+        progress: called with a line on each simulation.
     Raises: ParameterError: a question that is not planned, or a target outside its bounds.
     """
     study = _Study(plan, target, published, known or Simulations(None))

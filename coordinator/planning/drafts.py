@@ -325,7 +325,7 @@ def _waves(given: dict[str, Any], today: dt.date) -> list[ChecklistLine]:
 
 
 def _whole(given: dict[str, Any], lines: list[ChecklistLine]) -> StudyPlan | None:
-    """The plan of the mended parts; what is wrong between them is told as well, as far as it can be mended."""
+    """Plan of the mended parts; adds lines on faults between them as far as they can be mended. None if they cannot."""
     ways: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = (
         ("study must be a plain word", lambda plan: plan.update(study="study")),
         ("coordinator must be a plain word", lambda plan: plan.update(coordinator="hub")),

@@ -291,7 +291,7 @@ def grown(row: Estimate, later: float, waves: int, plan: StudyPlan) -> float:
 
 
 def _persons(row: Estimate) -> int:
-    """In a site's table: of new persons as large a share as of these has no part in the answer."""
+    """Persons in a site's table, with those not in the answer; new persons are taken to have the same share of them."""
     return row.n + row.n_missing + row.n_outside
 
 

@@ -39,7 +39,7 @@ def interview(form: dict[str, Any], prompt: Prompt, say: Callable[[str], None]) 
     """The form, filled in.
 
     Args:
-        form: what stands in it at first (`coordinator.planning.plan_form.first_form`).
+        form: its initial values (`coordinator.planning.plan_form.first_form`).
         prompt: asks the person. say: tells them something.
     """
     filled = dict(form)

@@ -69,7 +69,7 @@ def first_form(*, coordinator: str, today: dt.date) -> dict[str, Any]:
 
 
 def toml_of(form: Mapping[str, Any]) -> str:
-    """The plan that a form says, as TOML; what cannot be read stands there as it was typed, for `review` to say so.
+    """Plan of a form, as TOML; a value that cannot be read is written as it was typed, for `review` to report.
 
     Args:
         form: as of `first_form`: texts by name, and ``columns``, a list of them.

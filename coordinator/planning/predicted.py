@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def rows(self) -> bool:
-        """Whether rows are released, to which any question may be put, and not figures of planned columns."""
+        """True if rows are released, to which any question may be put, and not figures of planned columns."""
         return self.name.startswith("latent_noise")
 
 
@@ -87,10 +87,10 @@ class SiteVariance:
     """Variance of one site's estimate, on the analysis scale, at `n` persons and an ε.
 
     Args:
-        sampling, privacy: its two parts. common: of what all sites may be off by alike.
-        unlike: the made-up sites' variances, as multiples of it: noise makes alike sites unlike.
-        sums: whether the noise is on sums (it falls as 1/n²) or on rows.
-        lost: why there is no number; blank where there is one.
+        sampling, privacy: its two parts. common: variance of the error that all sites share.
+        unlike: variances of the simulated sites as multiples of it: with noise, sites that are alike differ.
+        sums: True if the noise is on sums (it falls as 1/n²), False if on rows.
+        lost: reason why there is no number; blank where there is one.
     """
 
     n: int
@@ -173,7 +173,7 @@ def simulated(
     """Term of each question (``name: term``) to the variance of a site's estimate, by running the setting.
 
     Args:
-        n: persons of a site. sites: how many are made up.
+        n: persons of a site. sites: number of simulated sites.
         seed: the same seed, the same answer.
     """
     generators = [np.random.default_rng([seed, site]) for site in range(sites)]
@@ -222,7 +222,7 @@ def records(
 
     Args:
         questions: name to the text of a planned question.
-        published: what is known of such patients.
+        published: published margins, correlations and effects of such patients.
         n: records. seed: of the made-up ones.
     Raises: ParameterError: margins that no columns can have together.
     """

@@ -36,8 +36,8 @@ class WaveCost:
     Args:
         number: the wave.
         total: composed ε of all waves so far, by RDP, as the sites' ledgers charge it.
-        left: what remains of the budget; negative when the wave cannot be paid.
-        affordable: whether the ledgers will let it happen.
+        left: remaining budget; negative if the wave exceeds it.
+        affordable: True if the sites' ledgers will allow it.
     """
 
     number: int
@@ -53,28 +53,28 @@ class PlanCost:
     Args:
         study: the plan's study.
         version: its version.
-        mechanism: what it is called.
+        mechanism: its title.
         details: its settings, in half a line.
         d: columns the noise is added to.
         w: weight of the data; None, like the other four below, but for latent noise.
         radius: norm to which latents are clipped.
         delta: δ of every ε here.
         cap: the plan's budget.
-        posture: what may be fitted on which records.
+        posture: the records that a flow may be fitted on.
         epsilon: exact ε of one wave alone, training included; None where there is no formal guarantee. Then no total
             is told either, and `waves` is empty.
-        epsilon_given: what every ε here takes as given, or what nothing bounds where there is none; blank for nothing.
+        epsilon_given: condition that every ε here takes as given, or without an ε what is not bounded; blank for none.
         rows: exact ε of the noise on the rows alone; less than `epsilon` under posture ``private`` only.
         paper: the ε the paper's Theorem 2 gives for the rows; looser, never used for charging.
         w_for_8: the w at which the rows of one wave cost ε = 8.
         training: exact ε of the training by all sites that the plan has, which is charged before its first round to
             every person of a site; None where it has none. A plan that names a trained flow does not say its price.
-        redraws: whether each wave draws a person again.
+        redraws: True if each wave draws a person again.
         waves: composed totals, wave by wave, of a person who takes part in the training as well.
         last_affordable: number of the last wave the budget affords; 0 for none, `MANY` for practically all.
         translation: one wave in plain words.
         conditions: of Theorem 3, those that the sizes which the plan expects do not meet.
-        seen_by: who looks together, and the ε of one wave then, where that differs; `epsilon` is one of these.
+        seen_by: colluding parties, in words, to the ε of one wave against them, where that differs; one is `epsilon`.
     """
 
     study: str
@@ -106,7 +106,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
 
     Args:
         plan: the plan.
-        waves: how many waves to price; None takes the plan's calendar.
+        waves: number of waves to price; None for the plan's calendar.
         persons: persons at the largest site; δ is then held against it.
     Raises: ParameterError (waves or persons not positive, δ too large for that many persons).
     """
@@ -137,7 +137,7 @@ def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = Non
     before = [] if federated is None else [federated.event]
 
     def total(number: int) -> float:
-        """After that many waves, of which all beyond the plan's cost alike: as a site's ledger composes them."""
+        """Composed ε after `number` waves, as in a site's ledger; all waves beyond the plan's cost the same."""
         # Under `append` and `frozen` nobody is drawn twice: whoever comes with the third wave pays for the third alone.
         events = planned_events(plan, min(number, len(plan.waves) + 1) if plan.redraws else 1)
         times = Counter([*before, *events])
@@ -217,12 +217,12 @@ class Price:
     Args:
         name: the mechanism and its setting.
         epsilon: exact ε of one wave; None where the study cannot be released so, and `covered` says why.
-        epsilon_given: what it takes as given, or what nothing bounds where there is none; blank for nothing.
-        covered: what the ε is about.
+        epsilon_given: condition that ε takes as given, or without an ε what is not bounded; blank for none.
+        covered: persons and computations that the ε covers, in words.
         width: an interval of a regression coefficient, in widths of the same interval on the records, where that can be
             known before anything runs; else None.
-        unseen: what makes its answers wrong and leaves no trace in what is released, so that no caution can tell.
-        buys: what more ε would make better, where that is not simply the width.
+        unseen: error of its answers that leaves no trace in the release, so that no caution can report it.
+        buys: improvement that a larger ε would bring, where that is not simply the width.
     """
 
     name: str
@@ -415,7 +415,7 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
 
 
 def _latent_width(w: float) -> float:
-    """Of a regression coefficient, whose order is 2 (`coordinator.pooling.intervals`), at posture local."""
+    """Width of a regression coefficient's interval relative to the records', at posture local; its order is 2."""
     from coordinator.pooling.intervals import Draw, parts
 
     draw = Draw(rows=1, w=w, fitted_on=1)

@@ -222,7 +222,7 @@ def made_up(
 
     Args:
         published: margins, correlations and effects.
-        question: whose columns are made up.
+        question: the question whose columns are simulated.
         n: rows.
     Raises: ParameterError: correlations that no columns can have together.
     """

@@ -13,7 +13,7 @@ def template(study: str, *, coordinator: str, today: dt.date, file: str = "study
     """A commented study.toml that passes `review`, with one column of every kind.
 
     Args:
-        file: what it will be called, for the commands that it names.
+        file: its file name, for the commands in its comments.
 
     >>> StudyPlan.from_toml(template("stroke", coordinator="tributary", today=dt.date(2026, 1, 1))).study
     'stroke'

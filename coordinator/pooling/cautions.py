@@ -64,7 +64,7 @@ __all__ = [
 DENIED = 1.25
 """Mean over the pool of sandwich over model variance from which rows are said to deny the model."""
 _MUCH = 0.5
-"""A bias of so many standard errors is told of: left out of a 95 % interval it would bring it below 92 %."""
+"""Bias, in standard errors, from which a caution is given: not in a 95 % interval, it lowers coverage below 92 %."""
 
 
 _AT_THE_EDGE = (
@@ -91,7 +91,7 @@ class Doubted(Protocol):
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
-        """Those that were pooled."""
+        """Estimates that were pooled."""
 
     @property
     def shared(self) -> float:
@@ -197,7 +197,7 @@ def lacking(result: Doubted) -> str:
 SITES_PER_PERSON = 1 / 50
 """Most sites per person of an average site. The paper's simulation 3.1.2 has 10 to about 875, 1 to 88."""
 FEWEST_SITES = 5
-"""With fewer sites τ₀ cannot be told from 0, and K is not large."""
+"""Least number of sites: with fewer, τ₀ cannot be distinguished from 0, and K is not large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +206,9 @@ class Condition:
 
     Args:
         name: ``K against n``, ``many sites`` or ``tau``.
-        must: what must hold.
-        given: what is.
-        fix: what may be done about it.
+        must: the condition.
+        given: the present state, in words.
+        fix: remedy.
     """
 
     name: Literal["K against n", "many sites", "tau"]
@@ -218,7 +218,7 @@ class Condition:
 
     @property
     def sentence(self) -> str:
-        """In one sentence, for a reader of an answer."""
+        """The condition in one sentence, for a reader of an answer."""
         return f"Theorem 3 of Shen and Tian asks that {self.must}; here {self.given}. {self.fix}"
 
 
@@ -229,7 +229,7 @@ def theorem3(sites: int, persons: float, *, tau2: float | None = None, common: b
         sites: K, sites that are pooled.
         persons: n, persons of an average site.
         tau2: estimated variance between sites; None before there is an answer.
-        common: whether one common effect is pooled (``FE``), so that τ₀ is taken to be 0.
+        common: True if one common effect is pooled (``FE``), so that τ₀ is taken to be 0.
     Raises: ParameterError: no site, or no person.
 
     >>> [found.name for found in theorem3(12, 2000)], [found.name for found in theorem3(12, 300, tau2=0.0)]

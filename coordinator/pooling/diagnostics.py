@@ -53,7 +53,7 @@ class Influence:
         dfbeta: change of the pooled effect, in standard errors of the fit with the others' tau2.
         rstandard: its distance from the pooled effect of all, in standard errors.
         influential: metafor's rule: large dffits, Cook's distance, leverage or dfbeta.
-        reason: why there are no numbers (fewer than three rows); every entry is then empty.
+        reason: reason why there are no numbers (fewer than three rows); every entry is then empty.
     Source: Viechtbauer and Cheung 2010, Research Synthesis Methods 1:112.
     """
 
@@ -175,7 +175,7 @@ class Asymmetry:
         stat, df, pval: the statistic, its degrees of freedom (None: normal, or a rank test), the two-sided p-value.
         limit, limit_lb, limit_ub: the effect of an infinitely precise study and its interval; None for a rank test.
         coef, coef_se: intercept and slope, with standard errors.
-        reason: why there is no number.
+        reason: reason why there are no numbers; blank where there are.
     """
 
     name: str
@@ -262,11 +262,11 @@ class TrimFill:
     """Trim-and-fill: number of missing studies, and the answer with them; a sensitivity analysis.
 
     Attributes:
-        side: where studies would be missing.
+        side: side of the funnel on which studies would be missing.
         k0, se_k0: their estimated number and its standard error; p_k0 is given by the estimator ``R0`` alone.
         filled_yi, filled_vi: mirror images of the most extreme rows.
         result: the refit with them; None when the method is off.
-        reason: why it is off.
+        reason: reason why it is off; blank where it is not.
     """
 
     side: Literal["left", "right"] | None = None

@@ -15,7 +15,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
     """A pooled result as JSON holds it: every row, both models, every derived figure, and a secure sum beside them."""
 
     def back(y: float, low: float, high: float) -> dict[str, float]:
-        """As people read it: off the analysis scale."""
+        """Estimate and interval on the scale on which they are read."""
         return {name: shown(x, result.scale) for name, x in (("estimate", y), ("ci_lb", low), ("ci_ub", high))}
 
     def model(fit: PooledResult) -> dict[str, Any]:

@@ -54,9 +54,9 @@ class Gap:
     """Predicted distance of an estimate from released rows to the one from the records, on the analysis scale.
 
     Args:
-        bias: what is taken away or added at every draw; 0 where it is not known.
+        bias: mean change by a draw; 0 where it is not known.
         sd: standard deviation of the rest.
-        how: what it rests on.
+        how: method of its computation, in words.
     """
 
     bias: float
@@ -74,7 +74,7 @@ class Gap:
         return 0.0, WITHIN * self.rms
 
     def sentence(self, *, scale: Scale = "identity") -> str:
-        """For a reader of an answer. Which way it lies nobody knows, and the sentence says so.
+        """Sentence for a reader of an answer. The direction of the gap is unknown, and the sentence gives none.
 
         Args:
             scale: of the analysis; a distance of logarithms is told as a factor.
@@ -120,7 +120,7 @@ def gap(row: Estimate, *, fitted_on: float | None = None) -> Gap | None:
 def released_flow(
     plan: StudyPlan, encoder: Encoder, site: str, trained: FederatedFlow | None = None
 ) -> Composed | None:
-    """The flow that a site's rows were drawn through, where whoever has the plan has it too; else None.
+    """The flow that a site's rows were drawn through, if it is public; else None.
 
     Under posture ``public`` it follows from the plan; where the plan names a flow that several sites trained, from
     `trained` and the site's public start. Other flows stay at their site.
@@ -187,7 +187,7 @@ def reperturbed(
         mechanism: the release's own flow, w, R and what else it does.
         encoder: of the study.
         table: (n, …) rows as they were released.
-        times: how often they are released again; more than one.
+        times: number of times that they are released again; more than one.
         number: of the draws, which protect nobody: the rows are public where they are.
     Returns: term to its gap; terms that too few of the draws can answer are left out.
     Raises: ParameterError (times below 2); what `estimate` raises of the table itself.

@@ -88,12 +88,12 @@ class Draw:
     """Rows that were drawn through one flow.
 
     Args:
-        rows: how many of the table's.
+        rows: number of rows of the table that were drawn so.
         w: weight of the data in their latents, in [0, 1).
         flow: name of the flow; draws through one flow share its error.
         fitted_on: persons the flow was fitted on; None if it was fitted on no record.
-        among: whether those persons are among the table's.
-        outcomes_last: whether the outcomes were drawn from a law given the covariates, not by the flow.
+        among: True if those persons are among the table's.
+        outcomes_last: True if the outcomes were drawn from a law given the covariates, not by the flow.
     """
 
     rows: int
@@ -116,9 +116,9 @@ def parts(naive: float, draws: Sequence[Draw], order: float, *, copies: bool = F
 
     Args:
         naive: variance that the table's own standard error claims; all its rows together.
-        draws: where the rows came from.
+        draws: the draws that the rows came from.
         order: k; infinite for "at most".
-        copies: whether the draws may be of the same persons (several waves put together). Nobody outside the site knows
+        copies: True if the draws may be of the same persons (several waves put together). Nobody outside the site knows
             who is in both, nor how alike a person's waves are, so the errors of patients and of the flows fitted on
             them are taken to be one and the same in all draws; those of flows of others, and the noise, average out.
 
@@ -431,7 +431,7 @@ def with_release_variance(
 
     Args:
         estimates: of one released table, `vi_sampling` as the rows claim.
-        draws: where its rows came from.
+        draws: the draws that its rows came from.
         copies: as in `parts`.
         postures: of the releases: some have an error that no variance holds.
         surrogate: as in `effective_order`.

@@ -1,4 +1,4 @@
-"""Why sites differ: meta-regression on moderators.
+"""Meta-regression of the sites' estimates on moderators.
 
 A moderator is a fact about a site (its year, its posture, its share of women), so K stays small and every
 coefficient costs a degree of freedom. The design always has an intercept, first. A moderator that is constant, or
@@ -304,7 +304,7 @@ def _applied(test: Test, *, exact: bool, flat: bool) -> tuple[Test, list[str]]:
     """The test that is used, and why where it is another one than asked for.
 
     Args:
-        exact: there are as many coefficients as rows. flat: what is left varies by no more than doubles round.
+        exact: True with as many coefficients as rows. flat: True if residuals vary by no more than rounding.
     """
     if exact:
         return "z", ["As many coefficients as rows: the fit is exact, and says nothing about other sites."]

@@ -49,7 +49,7 @@ STRUCTURES: Mapping[str, str] = {
     "cs": "one variance between sites and one correlation",
     "prop": "between sites as within them, up to a factor",
 }
-"""Of Psi, in words."""
+"""Structures of Psi, in words."""
 MOST_TOGETHER = 12
 """Coefficients that are pooled together, at most."""
 _LEVEL = re.compile(r"\[[^\[\]]*\]")
@@ -76,7 +76,7 @@ class JointResult:
 
     Attributes:
         terms: the p coefficients. labels: the sites used.
-        method, structure, test, level: how.
+        method, structure, test, level: settings of the pooling.
         beta: (p,) pooled, on the analysis scale.
         vcov: (p, p) their covariance under `test`.
         psi: (p, p) covariance between sites; 0 under FE.
@@ -156,7 +156,7 @@ class JointResult:
 
     @property
     def data(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The result as plain values, for JSON."""
         statistic, m, p = self.wald()
         half = self.critical * self.se
         names = ("terms", "labels", "method", "structure", "test", "level", "beta", "se", "vcov", "psi", "QE", "df")
@@ -443,7 +443,7 @@ _Shape = Callable[[Array], tuple[Array, Callable[[Array], Array]]]
 
 
 def _shape(structure: str, p: int, typical: Array, unit: Array) -> _Shape:
-    """From free numbers to Psi in units of `unit`, and from a derivative by Psi to one by the numbers.
+    """Map from free parameters to Psi in units of `unit`, and from a derivative by Psi to one by the parameters.
 
     Standard deviations and Cholesky factors, never variances: a boundary at 0 is then an ordinary point.
     """

@@ -68,7 +68,7 @@ class Pooling:
 
     @property
     def how(self) -> dict[str, Any]:
-        """As `pool` and `pool_estimates` take it."""
+        """Keyword arguments of `pool` and `pool_estimates`."""
         return {"method": self.method, "test": self.test, "level": self.level}
 
 
@@ -78,7 +78,7 @@ class PooledResult:
 
     Attributes:
         labels, yi, vi: the K rows used: label, estimate on the analysis scale, its variance.
-        method, test, level: how; `test` is the one applied (with one row it is always ``z``).
+        method, test, level: settings of the pooling; `test` is the one applied (with one row it is always ``z``).
         beta: pooled estimate on the analysis scale.
         se_model: standard error from the weights alone, before any Knapp-Hartung scaling.
         s2w: weighted mean square of the residuals, the Knapp-Hartung factor (1 when K = 1).
@@ -90,7 +90,7 @@ class PooledResult:
         notes: sentences a reader of the result must see.
         doubts: those of the notes that are cautions: what the interval may not hold (`coordinator.pooling.cautions`).
         term, scale, estimates: set when the rows came from `shared.estimands.answer`.
-        effect: what people call its estimates (`shared.estimands.effects`); blank where nobody has said.
+        effect: name of the effect measure (`shared.estimands.effects`); blank where it is not known.
         shared: variance of the pooled estimate that all rows have in common, as by a map onto one site's scale; it
             is in no row, in no weight and not in tau2, and no further site would lower it.
         summed: the answer of a secure sum to the same question, where there is one: nearer to the records' own than

@@ -81,8 +81,8 @@ class AnalysisService:
 
     Args:
         store: the coordinator's store.
-        settings: how often it may be asked, and what a question may take.
-        quotas: how many answers and sites' estimates are kept, and for how long.
+        settings: rate limits and resources of questions.
+        quotas: quotas of stored answers and sites' estimates.
         today: gives the UTC date.
         clock: gives seconds that only grow.
     """
@@ -370,7 +370,7 @@ class AnalysisService:
         return self._cautioned(document_of(self._proven(document)), rests)  # kept by a version that proved nothing
 
     def _cautioned(self, answer: Document, rests: Mapping[str, str]) -> Document:
-        """The answer, which says of whom a restored coordinator has not heard; kept answers are told so too."""
+        """The answer, stored ones too, with a caution on sites that have not compared since a restore."""
         sites = release_selection.uncompared(self._store, rests)
         if not sites:
             return answer
@@ -530,7 +530,7 @@ class AnalysisService:
 
     # -- rows ---------------------------------------------------------------------------------------------------
     def rows(self, call: Call, request: RowsRequest) -> Iterator[RowsChunk]:
-        """The rows of a release as Parquet; the record says so before the first byte leaves.
+        """The rows of a release as Parquet; the download is in the record before the first byte leaves.
 
         Raises: PolicyRefusal (the plan does not let analysts have rows), StateRefusal (no such release, or withdrawn).
         """

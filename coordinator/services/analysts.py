@@ -65,11 +65,11 @@ class Account:
 
     Args:
         id: its public half.
-        name: whose it is.
+        name: name of its holder.
         role: ``analyst`` asks; ``lead`` also sees downloads; ``auditor`` reads the record and asks nothing.
-        studies: what it is for.
+        studies: the studies it is for.
         expires: last day on which it is good.
-        revoked: the day it was taken back.
+        revoked: the day of its revocation.
     """
 
     id: str
@@ -81,7 +81,7 @@ class Account:
     revoked: dt.date | None = None
 
     def state(self, today: dt.date) -> str:
-        """In force, expired or revoked."""
+        """State of the token: ``in force``, ``expired`` or ``revoked``."""
         return "revoked" if self.revoked else "expired" if today > self.expires else "in force"
 
 
@@ -142,7 +142,7 @@ class Analysts:
 
     Args:
         store: the coordinator's store.
-        quotas: how many answers are kept, and for how long.
+        quotas: quotas of stored answers.
     """
 
     def __init__(self, store: Store, quotas: Quotas | None = None) -> None:
@@ -342,7 +342,7 @@ class Analysts:
         """Keep an answer under its id (`subject`) with its line of the record, in one transaction.
 
         Args:
-            beside: what else is written with it.
+            beside: further writes of the same transaction.
             line: the rest of the line, as of `note`.
         Returns: the answer that stands, which is the first one under this id.
         """

@@ -109,10 +109,10 @@ def analysts_server(
 
     Args:
         store: the coordinator's store.
-        settings: how its ports are opened; ``listen`` is for gRPC, blank for none.
+        settings: settings of its ports; ``listen`` is for gRPC, blank for none.
         today: gives the UTC date.
-        analysis: how questions are answered.
-        quotas: how many answers and sites' estimates are kept, and for how long.
+        analysis: rate limits and resources of questions.
+        quotas: quotas of stored answers and sites' estimates.
         web: ``listen`` (``host:port`` to bind for HTTPS), and the files ``certificate`` and ``key``, blank for the
             coordinator's own; ``analysts`` (``host:port`` that gRPC is dialled at) and ``witness`` (the log's key), for
             who signs in from a notebook; ``first_code`` (SHA-256, hex, of the code for the first token); None for no

@@ -32,7 +32,7 @@ def open_home(home: str | Path, *, name: str) -> Connection:
 
     Args:
         home: the coordinator's folder, as `coordinator init` made it.
-        name: who asks, for the record.
+        name: name of the person who asks, for the record.
     Raises: ParameterError (a name); StateRefusal (no home there); PackageRefusal (a client's install has no store).
     """
     require("sqlalchemy", "pyarrow", part="coordinator")

@@ -58,7 +58,7 @@ __all__ = [
 
 RENEW_DAYS = SERVER_DAYS // 2
 WARNED_BEFORE_END = 2 * SITE_DAYS
-"""Days before an authority's end at which its lead is told: half of them before sites can no longer be renewed."""
+"""Days before an authority's end at which its lead is warned: after half of them sites can no longer be renewed."""
 # Clocks of hospitals differ: a certificate is valid from a little before it was made.
 SKEW = dt.timedelta(hours=1)
 
@@ -225,8 +225,8 @@ class Authority:
         """The server's credentials, renewed under the same names when they are about to expire.
 
         Args:
-            believed: whether this machine's clock may date a certificate (`coordinator.services.clocks`); asked only
-                when it would.
+            believed: returns True if this machine's clock may date a certificate (`coordinator.services.clocks`);
+                called only before a renewal.
         """
         here = self.current()
         if here.server_due and believed():
@@ -290,7 +290,7 @@ class Authority:
             address: ``host:port`` that the site will dial.
             leads: public keys that sign plans.
             threshold: lead signatures that a plan must carry.
-            leads_since, grants_since: where those chains stand (`coordinator.services.membership.Members.places`).
+            leads_since, grants_since: last places of those chains (`coordinator.services.membership.Members.places`).
         """
         if not 0 <= days <= 365:
             raise ParameterError("an invitation must last 0 to 365 days", given=f"{days}")

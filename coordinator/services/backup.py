@@ -91,8 +91,8 @@ class RestoredHome:
 
     Args:
         facts: of the archive.
-        entry: place in the log of the word that it was restored; None for a trial.
-        moved: where the former home is now; blank where there was none.
+        entry: index in the log of the entry that records the restore; None for a trial.
+        moved: present path of the former home; blank where there was none.
     """
 
     facts: BackupFacts
@@ -107,9 +107,9 @@ def back_up(
     """Write an archive of a coordinator, also while it serves, and verify what was written.
 
     Args:
-        leads: who leads now, by name: they alone can open it.
+        leads: current leads' keys, by name: they alone can open it.
         software: version of this software.
-    Returns: what it says, for whom it is, and the bytes of its files.
+    Returns: its facts, its header (with the recipients), and the bytes of its files.
     Raises: StateRefusal (the file is there already, or the store is a database server's), IntegrityRefusal (the
         coordinator is not whole: a backup would only say so later), StorageRefusal.
     """
@@ -272,7 +272,7 @@ def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[Checklist
     """Put a backup back into a folder that is thrown away, and prove each part of it.
 
     Args:
-        home: where the coordinator serves, if it does: its log must go on from the backup's.
+        home: home folder of the coordinator, if it serves here: its log must extend the backup's.
     Returns: a line for each part up to the first that is not whole, and 0 or that one's exit code.
     """
     with sandbox(home) as made:

@@ -85,14 +85,14 @@ def judge(
     word: dt.date | None,
     valid: tuple[dt.datetime, dt.datetime],
 ) -> ClockVerdict:
-    """Decide whether `now` is to be believed.
+    """Verdict on `now`, the time by this machine's clock.
 
     Args:
-        now: what this machine's clock says.
+        now: time by this machine's clock.
         readings: the last one of each accepted site. One that is dated after tomorrow agrees with nothing: our clock
             has gone back since, or was ahead when it came.
         vouched: day on which the authority was made, by whoever set the coordinator up.
-        word: day of the last person's word, by the clock of then.
+        word: day on which a person last confirmed the clock, by the clock of then.
         valid: first and last moment of the authority's own certificate.
     """
     today = now.date()

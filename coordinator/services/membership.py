@@ -38,7 +38,7 @@ from shared.wire.site_messages import MembershipReply
 __all__ = ["Members"]
 
 NOTICES_CAP = 1000
-"""Most declined releases of which one site may tell."""
+"""Most declined releases that one site may report."""
 
 
 class Members:

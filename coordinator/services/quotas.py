@@ -134,12 +134,12 @@ class QuotaUse:
 
     @property
     def near(self) -> bool:
-        """True if it is time to say so."""
+        """True if the use is `ALARM` of the quota or more."""
         return self.used >= ALARM * self.most
 
     @property
     def words(self) -> str:
-        """As people read it: ``north: refused bundles, 830 of 1024 MB``."""
+        """The use in words: ``north: refused bundles, 830 of 1024 MB``."""
         return f"{self.who}: {self.what}, {self.used / (1 << 20):.4g} of {self.most / (1 << 20):.4g} MB"
 
 
@@ -208,8 +208,8 @@ class Deletion:
     Args:
         until: last day of its retention, by the plan with the hash `plan_hash`.
         bundles: SHA-256 of every bundle that was there.
-        answers: how many answers and results went with them.
-        log_index: place of the entry that says so.
+        answers: number of answers and results that were deleted with them.
+        log_index: index of the log's entry that records it.
     """
 
     study: str

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NODES", "Carried", "app", "nodes_of"]
 
 NODES = "flower-nodes.toml"
-"""In the coordinator's folder: site = node id, as ``flwr supernode register`` printed it."""
+"""File in the coordinator's folder: site = node id, as ``flwr supernode register`` printed it."""
 RETRY, LOST = 5.0, 300.0
 """Seconds after which a site is asked again: one that gave no answer, and one of which nothing was heard at all."""
 _TTL = 3600.0

@@ -209,7 +209,7 @@ class FedAdamStrategy(Resumable, FedAdam, Checked):
 
 
 STRATEGIES: Mapping[str, type[Averaging] | type[FedAdamStrategy]] = {"fedavg": Averaging, "fedadam": FedAdamStrategy}
-"""By the name that a plan gives them."""
+"""Strategies by their name in a plan."""
 
 
 def _too_few(plan: StudyPlan, round_: int, found: int, sites: int, reasons: Mapping[str, Refusal]) -> NetworkRefusal:

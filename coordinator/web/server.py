@@ -61,7 +61,7 @@ HEADERS: Mapping[str, str] = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Of every response that sets none of its own."""
+"""Headers of every response that does not set its own."""
 T = TypeVar("T")
 _log = logging.getLogger("tributary.analysts")
 
@@ -71,10 +71,10 @@ class WebServer:
 
     Args:
         service: the analysts' service. store: the coordinator's store. today: gives the UTC date.
-        settings: how the port is opened; the one that it got is `port`. The certificate is asked for again by `renew`.
+        settings: settings of the port; the number that it got is `port`. `renew` loads the certificate again.
         person: makes the identity of who signed in by a provider.
         signing: settings of `coordinator.web.sign_in.provider.Provider`; None for tokens alone.
-        house: gives what a token's file says of this coordinator, see `coordinator.web.sign_in.device`.
+        house: gives this coordinator's fields of a token file, see `coordinator.web.sign_in.device`.
         first_code: SHA-256, hex, of the code by which the first token may be made in a browser; blank for none.
     Raises: NetworkRefusal (the port cannot be bound), CertificateRefusal (the certificate cannot be used).
     """
@@ -159,7 +159,7 @@ class WebServer:
         self.api.derived.forget()
 
     def renew(self) -> None:
-        """Show the certificate that is there now to whoever connects from now on."""
+        """Load the present certificate, for new connections."""
         try:
             now = self._credentials()
             if now != self._shown:
@@ -235,7 +235,7 @@ class _Counted:
 
 
 class _Headers:
-    """Sets what every response must say to a browser, where it does not say so itself."""
+    """Middleware that adds `HEADERS` to every response that lacks them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

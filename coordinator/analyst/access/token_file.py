@@ -21,10 +21,10 @@ class Pass:
     Args:
         address: ``host:port`` to dial.
         server_name: the name in the coordinator's certificate.
-        ca_pem: the only authority that is believed.
-        name, role, studies, expires: what the token is; the coordinator decides by its own record.
+        ca_pem: the only authority that is trusted.
+        name, role, studies, expires: properties of the token; the coordinator decides by its own record.
         token: the secret.
-        witness: the key (hexadecimal) that signs the coordinator's log; blank in files of earlier versions.
+        witness: the public key (hexadecimal) of the coordinator's signed log; blank in files of earlier versions.
     Raises: AccessRefusal, at reading: it is expired or not a token's file.
     """
 

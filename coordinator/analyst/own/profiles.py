@@ -1,4 +1,4 @@
-"""Likelihood profiles of others: the six forms that EvidenceSynthesis writes, told apart by their columns."""
+"""Likelihood profiles from other software: the six forms of EvidenceSynthesis, identified by their columns."""
 
 from __future__ import annotations
 

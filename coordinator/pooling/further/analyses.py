@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SEED", "AnalysisRequest", "analyse", "show"]
 
 SEED = 1
-"""Of the simulated critical value of the exact interval: the same question has the same answer."""
+"""Seed of the simulated critical value of the exact interval: the same question has the same answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,7 +334,7 @@ def _nodes(log_density: Callable[[Array], Array], scale: float, error: float) ->
 
 
 def _mixture(weight: Array, mean: Array, var: Array, level: float, origin: float) -> Summary:
-    """Of a mixture of normals: moments in closed form, quantiles by a bracketing root."""
+    """Summary of a mixture of normals: moments in closed form, quantiles by a bracketing root."""
     sd = np.sqrt(var)
     centre = float(weight @ mean)
     spread = math.sqrt(float(weight @ (var + (mean - centre) ** 2)))

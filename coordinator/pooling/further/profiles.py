@@ -50,7 +50,7 @@ class Profile:
 
 
 def grid_profile(label: str, at: ArrayLike, value: ArrayLike, derivative: ArrayLike | None = None) -> Profile:
-    """A likelihood told at points: a cubic spline through them, or Hermite's where its slopes are told, too.
+    """Profile from a log-likelihood at points: a cubic spline through them, or a Hermite spline with its slopes.
 
     Args:
         label: the site.
@@ -180,12 +180,12 @@ class PooledProfile:
 
     Attributes:
         labels: the sites that were added.
-        beta: where the sum is highest; None, with `reason`, when it rises to an end of where all curves reach.
-        interval: where the sum is within half a chi-square quantile of its maximum; an end that lies beyond the curves
+        beta: argmax of the sum; None, with `reason`, if the sum rises to an end of the range that all curves cover.
+        interval: set on which the sum is within half a chi-square quantile of its maximum; an end beyond the curves
             is None with the reason.
-        QE, df, QEp: twice what the sites' own maxima add to more than the sum's, its degrees of freedom and p: the
+        QE, df, QEp: twice the sum of the sites' own maxima less the sum's maximum, its degrees of freedom and p: the
             likelihood-ratio test of one effect; None where a site has no maximum of its own.
-        own: of each site where its own curve is highest; None where it rises to an end.
+        own: argmax of each site's own curve; None where it rises to an end.
         uninformative: sites whose curve is flat; they are added and change nothing.
         excluded: sites without a usable curve.
         notes: sentences a reader must see.
@@ -293,7 +293,7 @@ class ProfilePosterior:
     """Effects that vary between sites, from profiles: posterior of the mean and of tau, by quadrature.
 
     Attributes:
-        labels, level: what was pooled.
+        labels, level: the sites, and the coverage of the intervals.
         mu, tau: posterior of the mean effect and of the standard deviation between sites.
         prior: the priors, in words.
     """

@@ -63,7 +63,7 @@ def boundaries(t: ArrayLike, information: ArrayLike | None = None, *, alpha: flo
 
     Args:
         t: (K,) increasing times in (0, 1]. information: (K,) of each look, in any unit; `t` where left out.
-        alpha: the two-sided error rate. spending: which boundary.
+        alpha: the two-sided error rate. spending: the boundary.
     Raises: ParameterError.
 
     >>> boundaries([0.2, 0.4, 0.6, 0.8, 1], alpha=0.05, spending="obrien-fleming").round(3)
@@ -112,11 +112,11 @@ class Look:
     """One look.
 
     Attributes:
-        label: as of what. time: in (0, 1]. information: 1 / se².
+        label: name of the look. time: in (0, 1]. information: 1 / se².
         z: the estimate in standard errors, of the normal quantile that has its p-value.
         boundary: of |z|. alpha_spent: two-sided, up to here. nominal: the p-value at the boundary.
         beta: pooled. ci_lb, ci_ub: its repeated confidence interval, which holds at all looks together.
-        crossed: whether this look is at or beyond its boundary.
+        crossed: True if this look is at or beyond its boundary.
     """
 
     label: str
@@ -163,8 +163,8 @@ def monitored(
 
     Args:
         results: label, time and pooled result of each look, in their order; alpha is 1 less the level of the last.
-        spending: which boundary.
-        independent: whether each look adds independent patients to the one before; else the union bound.
+        spending: the boundary.
+        independent: True if each look adds independent patients to the one before; else the union bound is used.
     Raises: EstimateRefusal: no look; ParameterError.
     Source: repeated confidence intervals: Jennison and Turnbull 1989, JRSS B 51:305; t tests by their p-values.
 

@@ -88,7 +88,7 @@ def _beside(labels: Mapping[str, None], own: str, by: str) -> list[str]:
 
 
 def _places(beside: Sequence[str], by: str, dictionary: Dictionary) -> dict[str, NDArray[np.float64]]:
-    """In words where a slope is asked, and its contrast of the coefficients; none where the coding tells none."""
+    """Value of `by` in words, to the slope's contrast of the coefficients there; empty if the coding gives none."""
     column = next((one for one in dictionary.columns if one.name in names(parse(by))), None)
     if not beside or column is None:
         return {}

@@ -90,8 +90,8 @@ def effect_sizes(
     Args:
         tables: the counts.
         measure: OR, RR and PETO are logarithms; RD is a difference of shares; AS of arcsine square roots.
-        add, to: what is added to all four cells, and where: of tables with a zero (``only0``), of all, of all if one
-            has a zero (``if0all``), or nowhere. AS needs nothing added.
+        add, to: number added to all four cells, and the tables it is added to: those with a zero (``only0``), all, all
+            if one has a zero (``if0all``), or none. AS needs nothing added.
         drop00: leave out tables without an event, or with nothing else, in both groups.
     Raises: ParameterError: an unknown measure or rule, or a negative `add`.
 

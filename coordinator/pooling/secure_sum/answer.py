@@ -82,7 +82,7 @@ class SummedAnswer:
         return replace(self, estimate=self.estimate * units, **parts)
 
     def data(self, scale: Scale) -> dict[str, Any]:
-        """As an answer's document has it, on the analysis scale and as people read it."""
+        """Plain values for an answer's document, on the analysis scale and as they are read."""
         ends = {"estimate": self.estimate, "ci_lb": self.ci_lb, "ci_ub": self.ci_ub}
         return {
             "method": "secure sum",
@@ -97,7 +97,7 @@ class SummedAnswer:
 
     @staticmethod
     def of(data: dict[str, Any]) -> SummedAnswer:
-        """The answer that `data` told."""
+        """Answer from its plain values; the inverse of `data`."""
         names = ("variance", "noise", "cut", "tau2", "level")
         known = {name: data[name] for name in names} | {name: data.get(name, 0.0) for name in ("pilots", "weights")}
         return SummedAnswer(estimate=data["beta"], sites=tuple(data["sites"]), **known)

@@ -1,4 +1,4 @@
-"""From where a secure sum looks at each site's records: at all pilots together, then at the level the site told."""
+"""Looks of a secure sum at each site's records: first by all pilots, then by the level that the site reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PilotPlaces", "pilot_places"]
 
 _UNSETTLED = 1e3
-"""Variance beside that of a pilot that tells nothing: its site is in the sum as all others are."""
+"""Variance added to that of a pilot without information: its site is in the sum as all others are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,14 +54,14 @@ class PilotPlaces:
         return pool(list(yi), list(vi), labels=[names[site] for site in sites], method="REML", test="adhoc")
 
     def before(self) -> dict[int, AnySentLook]:
-        """Each site's look before it has told its level."""
+        """Each site's look before it has reported its level."""
         return {site: sent(self._look(site, 0.0), self.start, 0.0) for site in self.places}
 
     def looks(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, SumLook | VectorLook]:
-        """Each site's look at the level that it told, without a weight.
+        """Each site's look at the level that it reported, without a weight.
 
         Args:
-            levels: events and charges, as told.
+            levels: events and charges, as reported.
         """
         sigma = _release(self.plan).level_event(self.plan).sigma
         return {site: self._look(site, level_of(*levels[site], sigma)) for site in sorted(levels)}
@@ -84,7 +84,7 @@ class PilotPlaces:
         return dict(zip(sites, vectors, strict=True)), between
 
     def after(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, AnySentLook]:
-        """Each site's look, with its weight among the sites that told their level."""
+        """Each site's look, with its weight among the sites that reported their level."""
         sigma = _release(self.plan).level_event(self.plan).sigma
         looks, _ = self.weighed(self.looks(levels))
         return {site: sent(one, self.start, level_of(*levels[site], sigma)) for site, one in looks.items()}

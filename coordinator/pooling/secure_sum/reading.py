@@ -63,7 +63,7 @@ def read_sum(
 
 
 def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLook:
-    """With what hangs on the sites that told their level, of whom some may be no survivors."""
+    """`look` with the weights of the look that was sent, which rest on all sites that reported a level."""
     if isinstance(look, SumLook) and isinstance(had, SentLook):
         return replace(look, weight=had.weight, cut=had.cut)
     assert isinstance(look, VectorLook)

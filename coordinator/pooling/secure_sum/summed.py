@@ -44,11 +44,11 @@ __all__ = ["LEAST_SLOPE", "Heterogeneity", "heterogeneity", "summed", "weighed"]
 
 Array = NDArray[np.float64]
 LEAST_SLOPE = 0.5
-"""Share of the expected squares that the sum is taken to have at least, whatever its noise says."""
+"""Least sum of squares as a share of its expectation; a noisy sum below it is raised to it."""
 _LEVELS = (np.arange(400) + 0.5) / 400
-"""Of the law of τ: one draw at each."""
+"""Quantile levels of the posterior of τ: one draw at each."""
 _SEED = 20261129
-"""Public: these draws only stand for what may be, in an expectation."""
+"""Public seed: the draws are for an expectation alone, and protect nobody."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

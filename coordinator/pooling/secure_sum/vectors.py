@@ -38,9 +38,9 @@ __all__ = ["summed_vector", "weighed_vectors"]
 
 Array = NDArray[np.float64]
 _LEAST_KNOWN = 1e-3
-"""Of the largest eigenvalue of Σ: a direction of which the records say nothing takes no more than that."""
+"""Least eigenvalue of Σ as a share of the largest: directions without information in the records are raised to it."""
 _SIZES = np.geomspace(0.3, 60, 40)
-"""Of a vector's reach, in standard deviations of one of its coordinates over all records."""
+"""Candidate bounds on a vector's length, in standard deviations of one of its coordinates over all records."""
 ONE_STEP = 0.025
 """Share of the pilots' own noise that one step from them leaves, as simulated networks of twelve cohorts have it
 (docs/decisions/0046)."""

@@ -1,4 +1,4 @@
-"""From whole bytes to an acceptance: open, check against the plan and all that arrived before, move, flush, log."""
+"""Acceptance of a complete upload: open, check against the plan and earlier releases, move, flush, log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ingest:
         rules: of statements.
         watch: the log that is signed.
         boxes: trainings that the sites run together.
-        refused: how often a site may have a release refused.
+        refused: limit on the refused releases of a site.
         max_bundle: most bytes of one release.
         today: gives the UTC date.
     """

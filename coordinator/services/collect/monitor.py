@@ -39,8 +39,8 @@ class Monitor:
         home: its home folder.
         store: its store.
         authority: its certificate authority.
-        quotas: what one site and one token may leave there.
-        analysts: whether a process of its own answers analysts.
+        quotas: quotas of one site and of one token.
+        analysts: True if a process of its own answers analysts.
     """
 
     def __init__(self, home: Path, store: Store, authority: Authority, quotas: Quotas, *, analysts: bool) -> None:
@@ -55,13 +55,13 @@ class Monitor:
         self.port = self.grpc_port = 0
 
     def start(self, server: Server, listen: str, listen_grpc: str, *, answers_analysts: bool) -> None:
-        """Begin to be asked.
+        """Open the ports.
 
         Args:
             server: answers the sites.
             listen: ``host:port`` for HTTP; blank: none.
             listen_grpc: ``host:port`` for gRPC's health service; blank: none.
-            answers_analysts: whether this coordinator answers analysts.
+            answers_analysts: True if this coordinator answers analysts.
         Raises: NetworkRefusal, when a port cannot be bound.
         """
         self._server = server

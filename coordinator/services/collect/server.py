@@ -1,4 +1,4 @@
-"""A coordinator that serves: its home folder locked, its ports bound, until it is told to stop."""
+"""Server of a coordinator: its home folder locked, its ports bound, until it is stopped."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class CoordinatorServer:
     Args:
         home: the home folder, with an authority in it (`Authority.create`).
         listen: ``host:port`` to bind; port 0 takes a free one, see `port`.
-        settings: what else it serves.
-        apart: whether analysts are answered by a process of their own.
+        settings: its storage, limits and further ports.
+        apart: True if a process of their own answers analysts.
         today: gives the UTC date.
         now: gives the time in UTC.
     Raises: StateRefusal (not set up, or its bundles lie with another's), LockedRefusal (another one serves),
@@ -167,7 +167,7 @@ class CoordinatorServer:
         self.web_port = self._analysis.web_port if self._analysis is not None else 0
 
     def drain(self) -> None:
-        """Say to whoever watches that calls are to be sent elsewhere; those that come all the same are answered."""
+        """Report to load balancers that calls are to be sent elsewhere; calls that still arrive are answered."""
         if self.monitor is not None:
             self.monitor.drain()
 
@@ -228,7 +228,7 @@ def serve(
     Args:
         home: the coordinator's home folder.
         address: ``host:port`` to bind.
-        settings: what else it serves.
+        settings: its storage, limits and further ports.
         ready: called with the port when calls are answered.
         watched: called with the port for health and metrics, if there is one.
         drain: seconds for which new calls are still taken after the signal, until whoever sends them has noticed.

@@ -106,7 +106,7 @@ class CollectionService:
         store: its store.
         authority: its certificate authority.
         max_bundle: most bytes of one release.
-        quotas: what one site may leave here.
+        quotas: quotas of one site.
         today: gives the UTC date.
         now: gives the time in UTC.
     """

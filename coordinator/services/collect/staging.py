@@ -43,7 +43,7 @@ class Staging:
     Args:
         home: the coordinator's home folder.
         store: its store.
-        quotas: what one site may leave here.
+        quotas: quotas of one site.
     """
 
     def __init__(self, home: Path, store: Store, quotas: Quotas) -> None:
@@ -83,7 +83,7 @@ class Staging:
             total -= taken
 
     def expire_refused(self, now: float | None = None) -> int:
-        """As `coordinator.services.quotas.expire_refused`, of this home under its quotas."""
+        """`coordinator.services.quotas.expire_refused` for this home and its quotas."""
         return expire_refused(self._home, self._store, self._quotas, now)
 
     def receive(self, part: Path, statement: Statement, first: Chunk) -> Generator[None, Chunk | None, None]:
@@ -184,7 +184,7 @@ class UploadLock:
 
     Args:
         among: the file, open in this process for as long as it serves.
-        name: whose byte it is: one of 2⁶⁰, by a digest.
+        name: name of the lock; a digest of it chooses the byte, one of 2⁶⁰.
     """
 
     def __init__(self, among: int, name: str) -> None:

@@ -37,8 +37,8 @@ class StatementRules:
 
     Args:
         store: the coordinator's store.
-        members: what sites have signed of their keys and approvers.
-        watch: what this coordinator has acknowledged.
+        members: the sites' signed keys and approvers.
+        watch: releases that sites have shown to be acknowledged here before they were lost.
         coordinator: its name.
         max_bundle: most bytes of one release.
         today: gives the UTC date.

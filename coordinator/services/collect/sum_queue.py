@@ -54,7 +54,7 @@ class SumQueue:
     """The message queue of one plan's sum, in the coordinator's database. Safe for several processes.
 
     Args:
-        plan: whose ``[release]`` is a secure sum.
+        plan: a plan whose ``[release]`` is a secure sum.
     """
 
     def __init__(self, store: Store, plan: StudyPlan) -> None:

@@ -146,7 +146,7 @@ class _ClusterLine:
         return 0
 
     def end(self) -> None:
-        """Nothing: the worker is the cluster's."""
+        """Do nothing: the worker is the cluster's."""
 
     def do(self, task: str, given: Mapping[str, Any], limits: TaskLimits, left: Callable[[], bool]) -> dict[str, Any]:
         """As of `WorkerLine`. Raises: Ended; NetworkRefusal (no scheduler, or no worker)."""

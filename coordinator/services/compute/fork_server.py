@@ -78,9 +78,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _end(pid: int, gone: bool, alive: set[int]) -> int | None:
-    """End a worker; how it ended (negative: by which signal), if it had before it was told to.
+    """End a worker; its exit code (negative: the signal) if it had ended by itself, else None.
 
-    One that is `gone` has closed its line: it is given a moment to end, so that it can be told why.
+    One that is `gone` has closed its line: it is given a moment to end, so that its exit code is known.
     """
     if pid not in alive:
         return None

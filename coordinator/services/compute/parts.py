@@ -35,7 +35,7 @@ def dealt(
     """The sites of each part, about alike in rows; none where a question is better asked whole.
 
     Args:
-        workers: how many may work on it at once.
+        workers: number of workers that may compute it at once.
         room: bytes of estimates that the store may keep.
     """
     whole = isinstance(plan.release, Answering) or question.unsettled or room < 8 * _KEPT * len(held.parts)

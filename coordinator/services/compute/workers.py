@@ -108,8 +108,8 @@ class Workers:
         places: tasks that run at the same time.
         limits: of one task.
         spares: further places, for owners who have waited and run nothing.
-        fresh: whether every task gets a process of its own, forked for it: what one stranger sent meets nothing of
-            another's. Else a worker goes on with what it has learnt.
+        fresh: True if every task gets a process of its own, forked for it, so that data of one sender never meets
+            another's. Else a worker serves further tasks with the data it has cached.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Workers:
         """Result of ``module:function`` for `given`, run in a worker; plain values in and out.
 
         Args:
-            owner: whose task it is.
+            owner: owner of the task, for fairness.
             patience: seconds to wait for a place.
             left: returns True once the caller has gone; the task is then ended.
             begun: called when the task has its place and worker, before the worker is told of it.

@@ -1,4 +1,4 @@
-"""The steps of a secure sum, one by one, with the sites that dial in: each is asked of all that are still there.
+"""Steps of a secure sum, one by one, with the sites that dial in: each is ordered from all that remain.
 
 All that was asked and answered is in the coordinator's database. A process that goes on takes from it who was asked in
 the step that came last, and so which answers count; the messages of `shared.mechanisms.secure_sum.coordinator` are
@@ -48,8 +48,7 @@ class StepProgress:
     """A step's progress, by the names of sites.
 
     Args:
-        answered: who gave what was asked. lost: who did not, with the code of the reason; ``late`` where its time is
-            over.
+        answered: sites with a valid answer. lost: the others, to the code of the reason; ``late`` after its time.
     """
 
     step: SumStep
@@ -302,7 +301,7 @@ class _Walk:
         return dict.fromkeys(sites, content)
 
     def _weighed(self, sites: list[int]) -> dict[int, bytes]:
-        """The looks at the levels that these sites told, by the pilots that the first step named and that still are."""
+        """Looks at the levels that these sites reported, by pilots of the first step that still stand."""
         asked = LookOrder.from_bytes(next(iter(self._queue.asked(SumStep.LEVEL).values())), self._terms)
         here, _ = ready(self._store, self._plan)
         pilots = {place: one for place, one in here.items() if asked.pilots.get(place) == one.bundle_sha256}

@@ -60,7 +60,7 @@ __all__ = ["Api", "connection_of"]
 JSON = "application/json"
 BEARER = "Bearer "
 SVG_POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
-"""Of a figure opened by itself: its lines have styles, and no script of it runs."""
+"""Content security policy of a figure opened by itself: its lines have styles, and no script of it runs."""
 _log = logging.getLogger("tributary.transport")
 Endpoint = Callable[["Request"], Awaitable[Response]]
 
@@ -432,7 +432,7 @@ async def _compressed(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _until_left(request: Request, gone: threading.Event) -> None:
-    """Notes that whoever made the call has left."""
+    """Set `gone` once the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     gone.set()

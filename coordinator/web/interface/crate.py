@@ -24,7 +24,7 @@ def crate(explained: Mapping[str, Any], words: Mapping[str, Any], files: Mapping
     """The crate of an answer, as the bytes of a zip; the same for the same arguments.
 
     Args:
-        explained: what `AnalysisService.explain` says of it: answer, releases with receipts, plan, who asked.
+        explained: result of `AnalysisService.explain`: answer, releases with receipts, plan, who asked.
         words: the same answer as a person reads it.
         files: name to bytes of what else belongs to it: figures, tables.
     """

@@ -1,4 +1,4 @@
-"""Questions that take long: each is a job with a state that can be watched, and that whoever asked may end.
+"""Jobs of questions that take long: each has a state that can be watched, and its owner may end it.
 
 A job is the same call of the same handler, with the same line of the record. It lives in memory: when the coordinator
 is started again it is gone, and the question, asked again, gives the same answer under the same id.
@@ -34,7 +34,7 @@ class Job:
 
     Args:
         state: ``waiting`` (for a place), ``computing``, ``done``, ``refused`` or ``cancelled``.
-        answer: the document that was given, as bytes. refusal: why there is none.
+        answer: the document of the answer, as bytes. refusal: reason why there is none.
     """
 
     id: str
@@ -55,7 +55,7 @@ class Job:
         return round((self.ended or time.monotonic()) - self.begun, 1)
 
     def become(self, state: str) -> None:
-        """Change its state, once it has not ended, and wake whoever watches."""
+        """Change its state, unless it has ended, and wake its watchers."""
         if self.state in ENDED or self.state == state:
             return
         self.state = state

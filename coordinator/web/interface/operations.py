@@ -52,7 +52,7 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class SignInRequest:
-    """Whoever has no token yet, and an account at the provider."""
+    """Request to sign in without a token, with an account at the provider."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Operation:
         name: its name in the OpenAPI document.
         handler: the method of the service, or of `coordinator.web.interface.beside`; blank for what is about a job.
         verb, path: as in HTTP; what stands in braces is a field of the request.
-        summary: what it gives, in a sentence.
+        summary: its result, in a sentence.
         request: the class of its request.
         reply: name of the schema of its answer, or the media type of a file.
         gives: more media types, by the suffix that asks for them.
@@ -116,7 +116,7 @@ class Operation:
         """The request that was made.
 
         Args:
-            path: what stood in the braces. query: the query string. body: the JSON body of a POST.
+            path: values of the fields in braces. query: the query string. body: the JSON body of a POST.
         Raises: SchemaRefusal: a field nobody reads, one that lacks, or one of another type.
         """
         if self.verb == "POST":

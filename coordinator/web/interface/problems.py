@@ -27,7 +27,7 @@ _STATUS: tuple[tuple[type[Refusal], int], ...] = (
 
 
 def status_of(refusal: Refusal) -> int:
-    """The HTTP status of a refusal; whoever reads a program's answer goes by its code.
+    """HTTP status of a refusal; programs that need the cause read its code.
 
     >>> status_of(errors.EstimateRefusal("no events")), status_of(errors.RoleRefusal("a lead"))
     (422, 403)

@@ -29,9 +29,9 @@ class DeviceSignIns:
 
     Args:
         provider: by which people sign in; None where none is set.
-        sessions: where whoever signed in is entered.
-        house: gives what a token's file says of the coordinator: ``address``, ``server_name``, ``ca_pem``, ``witness``.
-        kept: where they are. clock: gives seconds since 1970.
+        sessions: the sessions, to which a sign-in adds one.
+        house: gives the coordinator's fields of a token file: ``address``, ``server_name``, ``ca_pem``, ``witness``.
+        kept: their storage. clock: gives seconds since 1970.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeviceSignIns:
         """Begin one: what the person is told, and the secret by which the program asks on.
 
         Args:
-            address: where the program calls from.
+            address: network address of the program.
         Raises: StateRefusal (no provider, or one without the flow), RateRefusal (too many of this address),
             NetworkRefusal.
         """

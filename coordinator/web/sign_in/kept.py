@@ -106,7 +106,7 @@ class SignInStore:
         return None if row is None else _opened(kind, secret, row)
 
     def take(self, kind: Kind, secret: str) -> KeptSignIn | None:
-        """The same, once: whoever comes second finds none."""
+        """Remove and return the row of a secret, as `find`; of several callers only one gets it."""
         where = (_rows.c.place == _place(secret)) & (_rows.c.kind == kind)
 
         def write(c: sa.Connection) -> Any:
@@ -160,7 +160,7 @@ def _sealed(kind: Kind, secret: str, content: Mapping[str, Any]) -> bytes:
 
 
 def _opened(kind: Kind, secret: str, row: Any) -> KeptSignIn | None:
-    """None where the row was changed by somebody without the secret."""
+    """The row, decrypted; None if it was changed without the secret."""
     data = bytes(row.sealed)
     try:
         content = _cipher(kind, secret).decrypt(data[:_NONCE], data[_NONCE:], _place(secret).encode())

@@ -73,9 +73,9 @@ class DeviceCode:
     """A device sign-in that was begun (RFC 8628, 3.2).
 
     Args:
-        device_code: secret of whoever asks. user_code: what the person types, or compares.
-        uri, whole_uri: where they do; the second has the code in it, and may be blank.
-        seconds: until it ends. interval: seconds between two questions.
+        device_code: secret of the program that polls. user_code: code that the person types, or compares.
+        uri, whole_uri: addresses to do so at; the second has the code in it, and may be blank.
+        seconds: until it ends. interval: seconds between two polls.
     """
 
     device_code: str = field(repr=False)
@@ -94,7 +94,7 @@ class Provider:
             secret the exchange rests on PKCE alone.
         redirect: address of this coordinator's callback.
         role_claim, studies_claim: claims of the ID token.
-        kept: where sign-ins are that were begun.
+        kept: storage of the sign-ins that were begun.
         now: gives the time in seconds since 1970.
     """
 

@@ -28,7 +28,7 @@ __all__ = ["BEARER", "COOKIE", "Sessions", "SignedIn"]
 
 COOKIE = "__Host-tributary"
 BEARER = "session."
-"""Before the random bits of a program's session; no token that the coordinator makes begins so."""
+"""Prefix of the random bits of a program's session; no token that the coordinator makes begins so."""
 IDLE, LONGEST = 1800.0, 43_200.0
 MOST, OF_ONE = 4096, 16
 LEEWAY = 60.0  # seconds that a provider's clock may differ
@@ -44,10 +44,10 @@ class SignedIn:
 
     Args:
         name, role: of whoever signed in, to be shown.
-        token: what was shown, to be looked up again at every page; blank for who came by a provider.
-        person: who came by a provider.
-        program: it signed in without a browser.
-        csrf: stands in every form of this session's pages.
+        token: the analyst's token, looked up again at every page; blank for sign-in by a provider.
+        person: the person, for sign-in by a provider.
+        program: True if a program signed in, without a browser.
+        csrf: token in every form of this session's pages.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Sessions:
     """All sessions. Safe for many threads, and for several processes.
 
     Args:
-        kept: where they are.
+        kept: their storage.
         clock: gives seconds since 1970.
     """
 
@@ -78,8 +78,8 @@ class Sessions:
         Args:
             name, role: of the analyst.
             token: the analyst's, with which the session's calls are made.
-            person: who came by a provider; None for one who showed a token.
-            program: whether it is a program's, which sends it with each call, and no browser's.
+            person: the person, for sign-in by a provider; None for sign-in with a token.
+            program: True for the session of a program, which sends the value with each call; False for a browser's.
         """
         cookie, now = f"{BEARER if program else ''}{secrets.token_urlsafe(32)}", self._clock()
         content: dict[str, Any] = {"role": role, "token": token, "csrf": secrets.token_urlsafe(32)}

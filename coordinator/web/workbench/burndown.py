@@ -40,7 +40,7 @@ class Course:
 
     Args:
         cap: height of the budget's line.
-        further: whether the plan has a wave that has not arrived.
+        further: True if the plan has a wave that has not arrived.
     """
 
     sites: tuple[str, ...]

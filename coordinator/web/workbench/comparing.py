@@ -22,7 +22,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[tuple
     """Facts about two answers: a name, what each says, and whether they differ.
 
     Args:
-        left, right: what `AnalysisService.explain` says of each.
+        left, right: result of `AnalysisService.explain` for each.
 
     >>> asked = {"estimand": "mean(sbp)", "method": "REML", "test": "adhoc", "level": 0.95}
     >>> answer = {"study": "cvd", "asked": asked, "wave": 1, "planned": None, "effect": "Mean", "scale": "identity",

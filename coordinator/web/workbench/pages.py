@@ -87,8 +87,8 @@ class Pages:
     """The pages of one coordinator.
 
     Args:
-        api: what answers; its service, places and jobs are the pages' too.
-        sessions: who is signed in.
+        api: the HTTP interface; the pages share its service, places and jobs.
+        sessions: the sessions.
         person: makes the identity of who signed in by a provider.
         provider: by which people sign in; None for tokens alone.
         house, first_code: as of `coordinator.web.workbench.sign_in_pages.SignInPages`.
@@ -267,7 +267,7 @@ class Pages:
         return self._draw("design.html", session, **values)
 
     async def _designed(self, request: Request, who: Analyst, session: SignedIn) -> Response:
-        """The form as it was sent, with what is said of it; of it alone for the page's own script."""
+        """The form as it was sent, with the results of its check; these alone for the page's own script."""
         form = _plan_form(request.state.form)
         found = await self._api.handled(request, DESIGN, form, who)
         if request.headers.get("accept", "").startswith("text/x-fragment"):

@@ -31,10 +31,10 @@ class SignInPages:
     """Sign-in of a browser.
 
     Args:
-        api: what knows tokens.
-        sessions: who is signed in.
+        api: the HTTP interface, which identifies tokens.
+        sessions: the sessions.
         provider: by which people sign in; None for tokens alone.
-        house: gives what a token's file says of this coordinator, see `coordinator.web.sign_in.device`.
+        house: gives this coordinator's fields of a token file, see `coordinator.web.sign_in.device`.
         first_code: SHA-256, hex, of the code by which the first token may be made; blank for none.
         draw: makes a page of a template. form: reads the fields of a form that a page of this site sent.
     """
@@ -82,7 +82,7 @@ class SignInPages:
 
         Args:
             first: studies of a coordinator that nobody has been let in to yet; None for any other.
-            refusal: of what was sent. name: that was sent with it.
+            refusal: of the form that was sent. name: the name in that form.
         """
         values = {"refusal": refusal, "first": first, "by_code": bool(self._first_code), "given_name": name}
         return self._draw("sign_in.html", None, status=status, **values)
@@ -122,7 +122,7 @@ class SignInPages:
         return await self._with_session(page, account.name, account.role, token)
 
     async def _away(self, request: Request) -> Response:
-        """To the provider, if there is one."""
+        """Redirect to the provider, if there is one."""
         if self._provider is None:
             return RedirectResponse("/sign-in", status_code=303)
         try:
@@ -135,7 +135,7 @@ class SignInPages:
         return answer
 
     async def _back(self, request: Request) -> Response:
-        """From the provider: a session, or why there is none."""
+        """Return from the provider: a session, or the reason why there is none."""
         if self._provider is None:
             return RedirectResponse("/sign-in", status_code=303)
         try:
