@@ -27,7 +27,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks import record
-from tests.benchmarks.sandbox import below
+from tests.benchmarks.processes import below, held, watched
 
 SEED = 5
 SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))  # the smallest level that is asked
@@ -92,36 +91,6 @@ def taken(pid: int, since: float = 0.0) -> float:
     user, nice, system, _, _, irq, soft, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     every = (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
     return every - spent(pid) - time.process_time() - since
-
-
-def held(pid: int) -> tuple[float, float]:
-    """Megabytes that a process and those below it hold: the sum of RSS, and of PSS."""
-    rss = pss = 0.0
-    for one in (pid, *below(pid)):
-        with contextlib.suppress(OSError):
-            lines = dict(line.split(":", 1) for line in Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()[1:])
-            rss += int(lines["Rss"].split()[0]) / 1024
-            pss += int(lines["Pss"].split()[0]) / 1024
-    return rss, pss
-
-
-@contextmanager
-def watched(pid: int) -> Iterator[dict[str, float]]:
-    """What a server holds at most while this lasts, in MB."""
-    most, ended = {"rss_mb": 0.0, "pss_mb": 0.0}, threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(1.0):
-            rss, pss = held(pid)
-            most.update(rss_mb=max(most["rss_mb"], rss), pss_mb=max(most["pss_mb"], pss))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        thread.join()
 
 
 class Analysts:
@@ -209,7 +178,7 @@ def measured(sites: int, analysts: int, each: int, pause: float) -> dict[str, An
     rounds: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         desk = published(Path(folder), sites)
-        with serving(Path(folder)) as pid, watched(pid) as most:
+        with serving(Path(folder)) as pid, watched(lambda: held(pid)) as seen:
             connections = [connect(desk.admit(f"analyst{k}", studies=("cvd", "lungs"))) for k in range(analysts)]
             # Imports are the server's start, not an answer's; another study's question leaves these tables unread.
             connections[0]["lungs"].query("", "cox(time, cvd) ~ sbp/10")
@@ -226,7 +195,8 @@ def measured(sites: int, analysts: int, each: int, pause: float) -> dict[str, An
                 connection.close()
         desk.stop()
     sizes = {"sites": sites, "persons_each": PERSONS, "analysts_at_once": analysts, "questions_each": each}
-    return {**sizes, "pause_s": pause, "most": most, "rounds": rounds}
+    rss, pss = (max(sizes_then) for sizes_then in zip((0.0, 0.0), *seen, strict=True))
+    return {**sizes, "pause_s": pause, "most": {"rss_mb": rss, "pss_mb": pss}, "rounds": rounds}
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.benchmarks.front import study
+from tests.benchmarks.processes import resident, watched
 from tests.benchmarks.record import sized
 
 ROWS = 9_000  # a bundle of about 100 kB
@@ -133,26 +134,6 @@ class Cutter:
         return piece.data
 
 
-@contextlib.contextmanager
-def watched(process, delivery):
-    """What a process held after each second: bundles acknowledged, MB."""
-    seen, ended = [], threading.Event()
-
-    def watch():
-        while not ended.wait(1.0):
-            lines = Path(f"/proc/{process}/status").read_text().splitlines()
-            size = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
-            seen.append((len(delivery.heard), size))
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        ended.set()
-        thread.join()
-
-
 def waves_through_cuts(folder, url, sites, waves, cut):
     """All waves of all sites, one after the other at each, through a line that breaks."""
     from faults.proxy import through
@@ -172,7 +153,7 @@ def waves_through_cuts(folder, url, sites, waves, cut):
                 closing.enter_context(through(port, cutter, seed=k, source=f"127.0.0.{k}"))
                 for k in range(2, 3 + sites // BEHIND)
             ]
-            seen = closing.enter_context(watched(process, delivery))
+            seen = closing.enter_context(watched(lambda: (len(delivery.heard), resident(process))))
             took = delivery.run([relay.port for relay in relays], lambda count: None, 0.0)
             time.sleep(2.0)
     right, stored = delivery.stored()

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.processes import peaks, resident
 from tests.benchmarks.record import sized
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,47 +38,6 @@ SIZES = {
     "wide values": 3_000_000,
 }
 POWERS = [f"I({name}^{k})" for k in range(1, 11) for name in ("age", "sbp", "chol", "hdl")][:38]
-
-
-def status(pid: int, name: str) -> float:
-    """`name` of /proc/<pid>/status in MB; 0 for a process that has gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), 0.0)
-
-
-def below(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have."""
-    try:
-        children = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        for task in os.listdir(f"/proc/{pid}/task"):
-            children += [int(one) for one in Path(f"/proc/{pid}/task/{task}/children").read_text().split()]
-    except OSError:
-        return []
-    children = sorted(set(children))
-    return children + [further for child in children for further in below(child)]
-
-
-class Sampled:
-    """The largest resident size of any one process below another, while it lasts."""
-
-    def __init__(self, pid: int) -> None:
-        self.peak, self._pid, self._done = 0.0, pid, threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def _look(self) -> None:
-        while not self._done.wait(0.02):
-            self.peak = max([self.peak, *(status(pid, "VmHWM") for pid in below(self._pid))])
-
-    def __enter__(self) -> Sampled:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
 
 def serve(home: str, analysts: str, pipe: Any) -> None:
@@ -112,7 +72,7 @@ def bundles(folder: Path, context: Any) -> dict[str, Any]:
     with hub.egress("north", timeout=120.0, sleep=lambda seconds: None) as egress:
         for kind, one in sealed.items():
             begun, said = time.perf_counter(), "accepted"
-            with Sampled(pid) as sampled:
+            with peaks(pid) as most:
                 try:
                     egress.send(one.envelope, one.path)
                 except Refusal as refusal:
@@ -121,8 +81,8 @@ def bundles(folder: Path, context: Any) -> dict[str, Any]:
                 "bytes": one.statement.bundle_bytes,
                 "seconds": time.perf_counter() - begun,
                 "said": said,
-                "serving_peak_mb": status(pid, "VmHWM"),
-                "reading_peak_mb": sampled.peak,
+                "serving_peak_mb": resident(pid, "VmHWM"),
+                "reading_peak_mb": most["resident_mb"],
             }
             print(kind, told[kind], flush=True)
     end.send("stop")
@@ -176,7 +136,7 @@ def questions(folder: Path, context: Any) -> dict[str, Any]:
     for connection in (ada, ben):
         connection.close()
     told |= {"others_asked": len(waits), "others_waited_at_most": max(waits), "median": sorted(waits)[len(waits) // 2]}
-    told |= {"serving_peak_mb": status(pid, "VmHWM")}
+    told |= {"serving_peak_mb": resident(pid, "VmHWM")}
     end.send("stop")
     server.join()
     desk.store.close()

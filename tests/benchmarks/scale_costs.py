@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks.analysis_load import questions, serving, shares, spent, taken
-from tests.benchmarks.sandbox import below
+from tests.benchmarks.processes import below
 
 SEED = 24
 COX = "cox(time, cvd, subset = age >= {}) ~ {}"

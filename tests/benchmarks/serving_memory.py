@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.benchmarks.processes import resident
 from tests.benchmarks.record import sized
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -34,12 +35,6 @@ serve(pathlib.Path(sys.argv[1]), "127.0.0.1:0", settings, ready=ready)
 """
 SITES = ("north", "south", "west", "east")
 EACH = sized(1000, 8)  # calls between two looks at the memory
-
-
-def resident(pid: int) -> float:
-    """Resident megabytes of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
 def calls_of(hub: Any, site: str, sealed: Any, count: int) -> None:

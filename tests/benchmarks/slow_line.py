@@ -6,7 +6,7 @@ python -m tests.benchmarks.slow_line [megabytes [Mbit/s [cuts]]]
 one packet at a time, in front of the coordinator; at ten places, evenly apart, it breaks every connection. Sent is what
 the relay took from the site, TLS and gRPC included. The agent's own attempts are used up first; then the site sends
 again, as a person does who reads that the approval is kept. Peaks are the kernel's (`VmHWM`), libraries included, of
-the coordinator's serving process and of the agent's; the process that then opens the bundle is in neither.
+the coordinator's serving process, of the one that then opens the bundle, and of the agent's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import sys
 import tempfile
 import threading
 import time
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.benchmarks.large_bundle import rows_of, sealed, sending, study, taking
+from tests.benchmarks.processes import resident
 from tests.benchmarks.record import sized
-from tests.benchmarks.upload_memory import COLUMNS, resident, serve, study
 
 MEGABYTES, MBIT, CUTS = sized((200.0, 1.0, 10), (1.0, 20.0, 2))
 SEED = 6
@@ -74,50 +74,30 @@ def send(settings: dict[str, Any], envelope: bytes, path: str, pipe: Any) -> Non
             if again == ENOUGH:
                 raise
     seconds = time.perf_counter() - begun
-    pipe.send({"peak_mb": resident("VmHWM"), "seconds": seconds, "sent_again_by_hand": refused})
+    pipe.send({"peak_mb": resident(name="VmHWM"), "seconds": seconds, "sent_again_by_hand": refused})
 
 
 def measured(megabytes: float, mbit: float, cuts: int) -> dict[str, Any]:
     """One delivery."""
     import numpy as np
-    import pandas as pd
     from faults.proxy import through
     from service import Hub
 
-    context, plan = get_context("spawn"), study()
-    rows = int(megabytes * 1e6 / 8 / COLUMNS)
     with tempfile.TemporaryDirectory() as folder:
-        hub = Hub(Path(folder) / "hub", plan, "north")
-        table = pd.DataFrame(np.random.default_rng(SEED).random((rows, COLUMNS)), columns=list(plan.dictionary.names))
-        sealed = hub.seal("north", wave=1, release_id="01" * 16, table=table)
-        del table
-        size = sealed.statement.bundle_bytes
+        hub = Hub(Path(folder) / "hub", study(), "north")
+        made = sealed(hub, 1, rows_of(megabytes), np.random.default_rng(SEED))
+        size = made.statement.bundle_bytes
         hub.store.close()
-        hub_end, hub_pipe = context.Pipe()
-        site_end, site_pipe = context.Pipe()
-        server = context.Process(target=serve, args=(str(hub.home), hub_pipe, 1))
-        server.start()
-        hub_pipe.close()  # whoever fell over is not waited for
         line = Line(mbit * 1e6 / 8, [int(size * (k + 0.5) / cuts) for k in range(cuts)])
-        with through(hub_end.recv(), line, SEED) as relay:
-            address = f"127.0.0.1:{relay.port}"
-            settings = {"address": address, "server_name": "tributary-coordinator"}
-            settings["credentials"] = hub.credentials("north")
-            hub_end.send("reset")
-            hub_end.recv()
-            site = context.Process(
-                target=send, args=(settings, sealed.envelope.to_bytes(), str(sealed.path), site_pipe)
-            )
-            site.start()
-            site_pipe.close()
-            at_site = site_end.recv()
-            hub_end.send("measure")
-            at_hub = hub_end.recv()
-            for process in (site, server):
-                process.join()
-                assert process.exitcode == 0
+        with taking(hub, 1) as coordinator, through(coordinator.port, line, SEED) as relay:
+            settings = {**coordinator.settings, "address": f"127.0.0.1:{relay.port}"}
+            with (
+                coordinator.delivery() as at_hub,
+                sending(send, settings, made.envelope.to_bytes(), str(made.path)) as site,
+            ):
+                at_site = site.recv()
         stored = hub.copied(Path(folder) / "after").store.releases()
-        assert [one.bundle_sha256 for one in stored] == [sealed.statement.bundle_sha256]
+        assert [one.bundle_sha256 for one in stored] == [made.statement.bundle_sha256]
     return {
         "bundle_mb": size / 1e6,
         "mbit_per_s": mbit,
@@ -126,6 +106,7 @@ def measured(megabytes: float, mbit: float, cuts: int) -> dict[str, Any]:
         "sent_over_size": line.sent / size,
         "coordinator_peak_mb": at_hub["before_mb"] + at_hub["increase_mb"],
         "coordinator_before_mb": at_hub["before_mb"],
+        "reading": at_hub["reading"],
         "site": at_site,
     }
 
