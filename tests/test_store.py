@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import multiprocessing
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,7 @@ from service import LEAD, SMALL, Hub, anchor_head, small_table
 import coordinator.store.store as module
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
+from coordinator.store.rows import receipt_of
 from coordinator.store.store import Store
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -31,6 +33,7 @@ from shared.errors import (
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
+from shared.releases.receipt import ReceiptDraft, write_receipt
 from shared.wire.signed_messages import Withdrawal
 
 TODAY = dt.date(2026, 5, 1)
@@ -412,3 +415,37 @@ def test_a_transaction_that_writes_is_none_within_another(hub):
     with pytest.raises(RuntimeError, match="within another"):
         hub.store.write(twice)
     assert hub.store.write(lambda connection: 1) == 1, "and the next one is as before"
+
+
+# -- what is remembered ---------------------------------------------------------------------------------------------
+def receipt_bytes(plan, number, **change):
+    draft = ReceiptDraft(
+        wave=1, site="north", release_id=f"{number:032x}", agent_version="0.1.0", n=100, previous=f"{number:064x}"
+    )
+    return dataclasses.replace(write_receipt(plan, draft), **change).to_bytes()
+
+
+def test_remembered_receipts_share_what_is_alike_and_stay_what_they_are_to_the_last_byte(plan):
+    one, two = (receipt_of(receipt_bytes(plan, number)) for number in (1, 2))
+    assert one != two
+    assert receipt_of(receipt_bytes(plan, 1)) is one
+    for name in ("rdp", "covered", "not_covered", "event", "parameters", "translation", "plan_hash"):
+        assert getattr(one, name) is getattr(two, name)
+    alike = [receipt_bytes(plan, 3, parameters={"w": number}) for number in (1, 1.0, 0, 0.0, -0.0)]
+    alike += [receipt_bytes(plan, 3, rdp=(number, None)) for number in (1, 1.0, 0, 0.0, -0.0)]
+    assert len({*alike}) == 10, "numbers that compare equal, and bytes that differ"
+    for data in alike:
+        assert receipt_of(data).to_bytes() == data
+        assert receipt_of(data).hash == sha256_hex(data)
+
+
+def test_a_remembered_release_takes_a_few_kilobytes(plan):
+    """Of a hundred releases an hour that must be less than a megabyte."""
+    many = 200
+    receipt_of(receipt_bytes(plan, 100))
+    tracemalloc.start()
+    for number in range(many):
+        receipt_of(receipt_bytes(plan, 1000 + number))
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken / many < len(receipt_bytes(plan, 100))

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from coordinator.store import membership
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
-from coordinator.store.rows import AcceptedRelease, Quarantined, ReleaseLine, Tombstone
+from coordinator.store.rows import AcceptedRelease, Quarantined, ReleaseLine, Tombstone, envelope_of, receipt_of
 from shared.base.canonical import parse_json
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope
@@ -529,18 +529,6 @@ def tombstones(
     )
 
 
-@functools.lru_cache(maxsize=8192)
-def _receipt(data: bytes) -> Receipt:
-    from shared.releases.receipt import Receipt
-
-    return Receipt.from_bytes(data)
-
-
-@functools.lru_cache(maxsize=8192)
-def _envelope(data: bytes) -> Envelope:
-    return Envelope.from_bytes(data)
-
-
 @functools.cache
 def select_releases() -> sa.Select[Any]:
     """The query for releases, each with its withdrawal and its standing approval."""
@@ -593,8 +581,8 @@ def _require_no_copies(c: sa.Connection, withdrawal: Withdrawal) -> None:
 def release_row(row: Any) -> AcceptedRelease:
     """A row of `select_releases`, read."""
     values = dict(row._mapping)
-    values["receipt"] = _receipt(values["receipt"])
-    values["envelope"] = _envelope(values["envelope"])
+    values["receipt"] = receipt_of(values["receipt"])
+    values["envelope"] = envelope_of(values["envelope"])
     values["withdrawn"] = values["withdrawn"] or ""
     values["standing"] = None if values["standing"] is None else Envelope.from_bytes(values["standing"])
     return AcceptedRelease(**values)

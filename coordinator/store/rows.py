@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, refusal_from_code
@@ -30,7 +34,15 @@ __all__ = [
     "StoredSum",
     "Tombstone",
     "WaveRecord",
+    "envelope_of",
+    "receipt_of",
 ]
+
+T = TypeVar("T")
+REMEMBERED = 8192
+"""Receipts that are not read again, and signed statements: of the newest sixteen waves of 500 sites."""
+_PARTS = 1024
+_APART = {float, str, type(None)}  # types no value of which equals one of another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,3 +291,77 @@ class KeyHistory:
         found = [(role, key) for _, until, role, key in own if until == term]
         release = {key.key_id: key for role, key in found if role == "release"}
         return release, {key.key_id: key for role, key in found if role == "approver"}
+
+
+class Remembered(Generic[T]):
+    """What documents say, of the last that were asked for. Safe for many threads.
+
+    Their bytes are not held, only the SHA-256 of them.
+
+    Args:
+        read: what one says.
+        most: documents.
+
+    >>> numbers = Remembered(int, most=2)
+    >>> [numbers.of(one) for one in (b"1", b"2", b"1", b"3")], len(numbers)
+    ([1, 2, 1, 3], 2)
+    """
+
+    def __init__(self, read: Callable[[bytes], T], most: int) -> None:
+        self._read, self.most = read, most
+        self._known: OrderedDict[bytes, T] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, data: bytes) -> T:
+        """What a document says. Raises: what reading it raises."""
+        digest = hashlib.sha256(data).digest()
+        with self._guard:
+            if digest in self._known:
+                self._known.move_to_end(digest)
+                return self._known[digest]
+        found = self._read(data)
+        with self._guard:
+            found = self._known.setdefault(digest, found)
+            if len(self._known) > self.most:
+                self._known.popitem(last=False)
+        return found
+
+
+_parts: dict[Hashable, Any] = {}
+
+
+def _one(part: Any) -> Any:
+    """The one object for equal parts of receipts: hundreds of sites have the same sentences and curves."""
+    if isinstance(part, str):
+        return sys.intern(part)
+    if not isinstance(part, (tuple, dict)):
+        return part
+    if len(_parts) >= _PARTS:
+        _parts.clear()
+    # 1 equals 1.0, and 0.0 equals -0.0: what is written otherwise is another part.
+    exact = isinstance(part, tuple) and 0 not in part and {*map(type, part)} <= _APART
+    key: Any = part if exact else repr(part)
+    return _parts.setdefault(key, part)
+
+
+def _receipt(data: bytes) -> Receipt:
+    from shared.releases.receipt import Receipt
+
+    return Receipt.from_bytes(data, one=_one)
+
+
+receipts = Remembered(_receipt, REMEMBERED)
+envelopes = Remembered(Envelope.from_bytes, REMEMBERED)
+
+
+def receipt_of(data: bytes) -> Receipt:
+    """The receipt in these bytes; of the last releases from memory. Raises: SchemaRefusal."""
+    return receipts.of(data)
+
+
+def envelope_of(data: bytes) -> Envelope:
+    """The signed statement in these bytes; the same."""
+    return envelopes.of(data)

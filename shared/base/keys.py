@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -305,7 +306,7 @@ def encrypt_at_rest(files: Iterable[Path]) -> list[Path]:
     return changed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Signature:
     """One signature of an envelope, with the handle of the key that made it."""
 
@@ -313,7 +314,7 @@ class Signature:
     value: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Envelope:
     """Bytes, their type, and who signed both.
 
@@ -396,7 +397,9 @@ class Envelope:
             for item in body["signatures"]:
                 if set(item) != {"keyid", "sig"}:
                     raise ValueError
-                signatures.append(Signature(str(item["keyid"]), base64.b64decode(item["sig"], validate=True)))
+                signatures.append(
+                    Signature(sys.intern(str(item["keyid"])), base64.b64decode(item["sig"], validate=True))
+                )
             payload = base64.b64decode(body["payload"], validate=True)
             envelope = cls(payload_type=str(body["payloadType"]), payload=payload, signatures=tuple(signatures))
             # Base64 has spare bits at its end: without this, other bytes would read as the same envelope.

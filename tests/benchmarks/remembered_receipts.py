@@ -17,19 +17,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-def anonymous() -> float:
-    """Megabytes of this process that are backed by no file."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
-
-
 def main() -> None:
     """Measure, print, and write the file."""
     from delivered import cohort_plan
     from web_stage import WebStage
 
-    from coordinator.store.releases import _envelope, _receipt
+    from coordinator.store.rows import REMEMBERED, envelope_of, receipt_of
     from tests.benchmarks import record
+    from tests.benchmarks.processes import resident
 
     with tempfile.TemporaryDirectory() as folder:
         stage = WebStage(Path(folder) / "hub")
@@ -38,14 +33,14 @@ def main() -> None:
         stage.store.close()
     receipt, envelope = release.receipt.to_bytes(), release.envelope
     own = release.release_id.encode()
-    most, sizes = record.sized(_receipt.cache_info().maxsize, 16), []
+    most, sizes = record.sized(REMEMBERED, 16), []
     for number in range(2 * most + 1):
         if number % (most // 4) == 0:
             gc.collect()
-            sizes.append(round(anonymous(), 1))
-        _receipt(receipt.replace(own, b"%032x" % number))
+            sizes.append(round(resident(name="RssAnon"), 1))
+        receipt_of(receipt.replace(own, b"%032x" % number))
         signed = replace(envelope, payload=envelope.payload.replace(own, b"%032x" % number))
-        _envelope(signed.to_bytes())
+        envelope_of(signed.to_bytes())
     results = {"most": most, "receipt_bytes": len(receipt), "every_quarter_mb": sizes}
     print(results)
     record.write("remembered_receipts", results, seed=0)
