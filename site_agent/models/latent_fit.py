@@ -6,10 +6,16 @@ spectrum of the degree-corrected adjacency matrix and goes on by L-BFGS on the l
 curvature. Everything of size m × m is made in tiles and thrown away. An isolate's α would run to −∞, a complete graph's
 to +∞: a ridge of 10⁻⁶ per pair, too weak to pull anything else, and logits cut at ±30 keep them finite.
 
-Source: Li, Levina & Zhu (2020) for the choice of d by edge cross-validation.
+Of a large hold-out only a sample of the pairs is gone through, beside all that are tied (`site_agent.models.controls`):
+first the best positions for one sample, then Newton's steps on new ones (:func:`_settled`).
+
+Sources: Li, Levina & Zhu (2020) for the choice of d by edge cross-validation; Raftery, Niu, Hoff & Yeung (2012) for the
+likelihood of a sample.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +24,7 @@ from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh, svds
 
 from shared.errors import ParameterError
 from shared.mechanisms.grand.noise import coordinates
+from site_agent.models.controls import LARGE, NodeStrata, controls_of, reaches
 from site_agent.models.latent_space import LOGIT, ROWS, Array, LatentSpace, Matrix, ridge_of
 
 __all__ = ["choose_dimension", "fit"]
@@ -25,6 +32,8 @@ __all__ = ["choose_dimension", "fit"]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 _PASSES = 60
+_NEWTON = 12
+_AT_ONCE, _SET = 1 << 16, 64
 _TESTED, _MOST_TESTED = 0.05, 200_000
 
 
@@ -244,23 +253,55 @@ def _likelihood(ties: Matrix, d: int, directed: bool, rng: np.random.Generator, 
     pairs = m * (m - 1) / (1 if directed else 2)
     ridge = ridge_of(m, d + 1)
 
-    def objective(scaled: Array) -> tuple[float, Array]:
-        tables = (scaled * units).reshape(len(sides), m, d + 1)
-        loss, gradients = _deviance(ties, tables, hidden)
-        loss += 0.5 * float((ridge * tables**2).sum())
-        gradient = np.concatenate([(one + ridge * own).ravel() for one, own in zip(gradients, tables, strict=True)])
-        return loss / pairs, gradient * units / pairs
+    def best(tables: Array, deviance: Callable[[Array], tuple[float, list[Array]]], passes: int) -> Array:
+        def objective(scaled: Array) -> tuple[float, Array]:
+            tables = (scaled * units).reshape(len(sides), m, d + 1)
+            loss, gradients = deviance(tables)
+            loss += 0.5 * float((ridge * tables**2).sum())
+            gradient = np.concatenate([(one + ridge * own).ravel() for one, own in zip(gradients, tables, strict=True)])
+            return loss / pairs, gradient * units / pairs
 
-    start = np.concatenate([side.ravel() for side in sides]) / units
-    found = optimize.minimize(
-        objective,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": _PASSES, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-12},
+        found = optimize.minimize(
+            objective,
+            tables.ravel() / units,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": passes, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-12},
+        )
+        return np.asarray((found.x * units).reshape(len(sides), m, d + 1))
+
+    tables, controls = np.array(sides), controls_of(ties.nnz / m)
+    if m <= max(LARGE, 2 * controls):
+        return _principal(best(tables, lambda tables: _deviance(ties, tables, hidden), _PASSES))
+    first = PairSample(ties, tables, hidden, rng, controls=controls // 2)
+    tables = best(tables, first.deviance, _PASSES)
+    return _principal(_settled(ties, tables, hidden, rng, controls))
+
+
+def _settled(ties: Matrix, tables: Array, hidden: Pairs | None, rng: np.random.Generator, controls: int) -> Array:
+    """Positions that are best for one sample of pairs, made those that are best for all of them, but for little chance.
+
+    What is best for a sample takes advantage of it: pairs that are in it get too small a probability, those that are
+    not too large a one. Here every node takes Newton's steps, each on a new sample, of which the gradient is right on
+    average; the mean of the last steps has a small part of one sample's chance. Half steps: both ends of a pair move,
+    and a full step would take one for the other's share as well.
+    """
+    width = tables.shape[2]
+    space = LatentSpace(
+        model="inner_product", d=width - 1, directed=len(tables) == 2, positions=np.hstack(list(tables))
     )
-    tables = (found.x * units).reshape(len(sides), m, d + 1)
-    return _principal(tables)
+    ridge, mean = ridge_of(space.m, width), np.zeros(tables.shape)
+    errors = space.errors(rng, prior=ridge)
+    inverses = [errors[:, at : at + width, at : at + width] for at in range(0, space.p, width)]
+    for number in range(_NEWTON):
+        _, gradients = PairSample(ties, tables, hidden, rng, controls=controls).deviance(tables)
+        tables = tables.copy()
+        for table, gradient, inverse in zip(tables, gradients, inverses, strict=True):
+            step = 0.5 * np.einsum("iab,ib->ia", inverse, gradient + ridge * table)
+            table -= step / np.maximum(1, np.sqrt((step**2).sum(axis=1)))[:, None]
+        if number >= _NEWTON // 2:
+            mean += tables / (_NEWTON - _NEWTON // 2)
+    return mean
 
 
 def _principal(tables: Array) -> Array:
@@ -339,3 +380,83 @@ def _deviance(ties: Matrix, tables: Array, hidden: Pairs | None) -> tuple[float,
     back = ties.T @ by_target
     loss -= float((back[:, 0] * target[:, 0]).sum())
     return loss, [expected[0] - seen, expected[1] - back]
+
+
+class PairSample:
+    """The likelihood of all tied pairs and of a sample of the others, each with the weight of those it stands for.
+
+    Sources go at random into small sets, and each set meets a stratified sample of targets of its own: a source meets a
+    target with probability 1 / c, whoever the two are, and the pair's weight is c; of an undirected network either may
+    be the source, and the weight is half of that. What is met of tied and hidden pairs, and of a node with itself, is
+    taken away again, so that the sample speaks of the other pairs alone.
+
+    Sets must be small. Were a good part of the nodes never to meet another part, ties between the two would be held
+    back by nothing, and the best positions would tie all of them.
+
+    Args:
+        ties: (m, m) adjacency; symmetric where there is one table.
+        tables: (1 or 2, m, d + 1) intercepts and positions that strata are made of, as good as they are known.
+        hidden: pairs that are left out.
+        rng: which nodes meet.
+        controls: other nodes that each meets.
+    """
+
+    def __init__(
+        self, ties: Matrix, tables: Array, hidden: Pairs | None, rng: np.random.Generator, *, controls: int
+    ) -> None:
+        symmetric = len(tables) == 1
+        m = ties.shape[0]
+        self._strata = NodeStrata(reaches(tables[-1], tables[0]), max(1, controls // 2 if symmetric else controls))
+        self._sources = rng.permutation(m)
+        self._offsets = self._strata.offsets(rng, -(-m // _SET))
+        self.weight = self._strata.c / (2 if symmetric else 1)
+        number = np.empty(m, np.int64)
+        number[self._sources] = np.arange(m) // _SET
+        tied = sparse.coo_array(sparse.triu(ties, k=1) if symmetric else ties)
+        every, none = np.arange(m), np.empty(0, dtype=np.int64)
+        known = [(tied.row, tied.col), (none, none) if hidden is None else hidden, (every, every)]
+        i, j = (np.concatenate([pairs[side] for pairs in known]).astype(np.int64) for side in (0, 1))
+        met = self._strata.has(self._offsets, number[i], j).astype(np.float64)
+        if symmetric:
+            met += self._strata.has(self._offsets, number[j], i) & (i != j)
+        tie = np.arange(len(i)) < len(tied.row)
+        weight = tie - self.weight * met
+        used = np.flatnonzero(tie | (weight != 0))
+        used = used[np.argsort(i[used], kind="stable")]
+        self._tie, self._weights = tie[used], weight[used]
+        self._i, self._j = i[used].astype(np.int32), j[used].astype(np.int32)
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(self._i, minlength=m))])
+
+    def deviance(self, tables: Array) -> tuple[float, list[Array]]:
+        """Minus the log likelihood, as the sample has it, and its gradients, as those of all pairs."""
+        source, target = tables[0], tables[-1]
+        m = len(source)
+        one = np.ones(m)
+        left = np.column_stack([source[:, 0], one, source[:, 1:]]).astype(np.float32)
+        right = np.column_stack([one, target[:, 0], target[:, 1:]]).astype(np.float32)
+        by_source, by_target = np.column_stack([one, target[:, 1:]]), np.column_stack([one, source[:, 1:]])
+        by_source32, by_target32 = by_source.astype(np.float32), by_target.astype(np.float32)
+        gradients = [np.zeros(table.shape) for table in tables]
+        loss = 0.0
+        for number, offsets in enumerate(self._offsets):
+            sources, targets = self._sources[number * _SET : (number + 1) * _SET], self._strata.sample(offsets)
+            t = left[sources] @ np.ascontiguousarray(right[targets].T)
+            np.clip(t, -LOGIT, LOGIT, out=t)
+            np.exp(t, out=t)
+            odds = t + 1
+            t /= odds
+            loss += self.weight * float(np.log(odds, out=odds).sum(dtype=np.float64))
+            gradients[0][sources] += self.weight * (t @ by_source32[targets])
+            gradients[-1][targets] += self.weight * (t.T @ by_target32[sources])
+        residual = np.empty(len(self._i))
+        for start in range(0, len(residual), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            i, j, tie, weight = self._i[some], self._j[some], self._tie[some], self._weights[some]
+            t = source[i, 0] + target[j, 0] + (source[i, 1:] * target[j, 1:]).sum(axis=1)
+            cut = np.clip(t, -LOGIT, LOGIT)
+            loss += float((weight * np.logaddexp(0, cut)).sum() - t[tie].sum())
+            residual[some] = weight / (1 + np.exp(-cut)) - tie
+        known = sparse.csr_array((residual, self._j, self._starts), shape=(m, m))
+        gradients[0] += known @ by_source
+        gradients[-1] += known.T @ by_target
+        return loss, gradients

@@ -13,6 +13,8 @@ directed           σ(α_i + β_j + X_i · Y_j);   X_i · Y_j, cut to [0, 1]    
 estimates each released node from its own row of A¹² alone: Newton's method for all nodes at once, every node stopping
 by itself, or least squares. The block A¹¹ between released nodes is never asked for. The arithmetic of a row is the
 same whatever the other rows hold, to the last bit: nothing is compacted or reordered by what has converged.
+Where many are held out, sums over those that a node is not tied to are over a sample of them, one for all nodes, chosen
+without a look at any row (`site_agent.models.controls`).
 
 *Draw.* :meth:`LatentSpace.draw` makes a sparse network out of coordinates, tile by tile. Whether i and j are tied is
 decided by a keyed pseudo-random number of the *pair*, whoever else is there: in a later wave a tie moves only where its
@@ -26,7 +28,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +37,15 @@ from scipy import sparse
 from shared.errors import ParameterError
 from shared.mechanisms.grand.clusters import clusters
 from shared.mechanisms.grand.noise import coordinates
+from site_agent.models.controls import LARGE, NodeStrata, controls_of, reaches
 
 __all__ = ["Communities", "LatentSpace", "communities", "draw_pairs"]
 
 Array = NDArray[np.float64]
 Singles = NDArray[np.float32]
 Words = NDArray[np.uint64]
+Places = NDArray[np.int64]
+Sums = NDArray[np.floating[Any]]
 Matrix: TypeAlias = sparse.csr_array
 
 ROWS, _TILE = 256, 1 << 16
@@ -89,13 +94,14 @@ class LatentSpace:
         """Hold-out nodes."""
         return len(self.positions)
 
-    def nodes(self, rows: Matrix, columns: Matrix | None = None) -> Array:
+    def nodes(self, rows: Matrix, columns: Matrix | None = None, *, rng: np.random.Generator | None = None) -> Array:
         """(n, p) coordinates of other nodes, each from its own ties to the hold-out nodes.
 
         Args:
             rows: (n, m), 1 where node i is tied to hold-out node j; directed: from i to j.
             columns: (n, m), directed only: 1 where hold-out node j has a tie to i.
-        Raises: ParameterError, for shapes that do not fit.
+            rng: chooses those who stand for a large hold-out (`site_agent.models.controls`), the same for all nodes.
+        Raises: ParameterError, for shapes that do not fit, or a large hold-out without a generator.
         """
         given = [rows] if columns is None else [rows, columns]
         if len(given) != 1 + self.directed or any(one.ndim != 2 or one.shape[1] != self.m for one in given):
@@ -103,17 +109,44 @@ class LatentSpace:
                 f"ties must be given as {1 + self.directed} tables of {self.m} columns",
                 given=f"{[tuple(one.shape) for one in given]}",
             )
-        half = self.p // 2 if self.directed else self.p
-        own = [self.positions[:, :half], self.positions[:, -half:]]
         found = []
-        for ties, other in zip(given, own[::-1], strict=False):
+        # A node's coordinates as a source come from the targets that it is tied to, and the other way round.
+        for ties, met in zip(given, (1, 0), strict=False):
+            other = self.positions[:, self._sides[met]]
             if self.model == "inner_product":
-                found.append(_logistic(ties, other[:, 1:], other[:, 0]))
+                found.append(_logistic(ties, other[:, 1:], other[:, 0], self._standing_for(met, rng)))
             else:
                 found.append(_least_squares(ties, other * self._signed))
         return np.hstack(found)
 
-    def deconvolved(self, groups: NDArray[np.int64] | None = None) -> Array:
+    @property
+    def _sides(self) -> list[slice]:
+        """Coordinates of a node as a source and as a target: the same ones where ties have no direction."""
+        half = self.p // 2 if self.directed else self.p
+        return [slice(0, half), slice(self.p - half, self.p)]
+
+    def _standing_for(self, side: int, rng: np.random.Generator | None) -> Places | None:
+        """Hold-out nodes that stand for all of them, so many each: None where every one stands for itself.
+
+        How many they are follows from the hold-out, as everything about them.
+
+        Args:
+            side: 0 where they are met as sources, 1 as targets.
+        """
+        if self.m <= LARGE:
+            return None
+        if rng is None:
+            raise ParameterError(
+                f"of more than {LARGE} hold-out nodes some must stand for all, chosen by a generator", given="none"
+            )
+        own, other = (self.positions[:, self._sides[at]] for at in (side, 1 - side))
+        coordinates = reaches(own, other)
+        few = NodeStrata(coordinates, controls_of(0.0)).draw(rng)
+        degree = self.m * float(self.probabilities(self.positions[few[::16]], self.positions[few]).mean())
+        controls = controls_of(degree)
+        return None if self.m <= 2 * controls else NodeStrata(coordinates, controls).draw(rng)
+
+    def deconvolved(self, groups: NDArray[np.int64] | None = None, *, rng: np.random.Generator | None = None) -> Array:
         """(m, p): the hold-out positions without the spread that estimating each from m ties has added.
 
         Estimates scatter about their nodes, so that a network drawn from them is more uneven than the one they came
@@ -126,10 +159,12 @@ class LatentSpace:
             groups: (m,) a group of each, known and not read off the positions, such as a ward. Positions then move
                 towards the mean of their own group, and what lies between groups is kept: a mean of many estimates has
                 next to no error. Towards one mean for all, each group would lose a part of what sets it apart.
+            rng: chooses those who stand for a large hold-out in its sums (`site_agent.models.controls`).
+        Raises: ParameterError, for a large hold-out without a generator.
         """
         if self.model != "inner_product":
             return self.positions
-        x, noise = self.positions, self._errors()
+        x, noise = self.positions, self.errors(rng)
         mean = x.mean(axis=0)
         if groups is not None:
             own = np.zeros((int(groups.max()) + 1, self.p))
@@ -151,16 +186,25 @@ class LatentSpace:
         # In units of the law an estimate has covariance 1 + N; its inverse root takes that back to 1.
         spread, turns = np.linalg.eigh(np.eye(self.p) + white @ noise @ white)
         y = np.einsum("iba,ib->ia", turns, centred @ white) / np.sqrt(np.maximum(spread, 1.0))
-        return self._at_density(mean + np.einsum("iab,ib->ia", turns, y) @ root)
+        return self._at_density(mean + np.einsum("iab,ib->ia", turns, y) @ root, self._standing_for(1, rng))
 
-    def _errors(self) -> Array:
-        """(m, p, p): covariance of each position's estimation error, given the others; logistic models only."""
+    def errors(self, rng: np.random.Generator | None = None, *, prior: Array | float = _PRIOR) -> Array:
+        """(m, p, p): covariance of each position's estimation error, given the others; logistic models only.
+
+        Args:
+            rng: as of :meth:`deconvolved`.
+            prior: precision of a coordinate without any ties: of α too, or an isolate's error would not be finite.
+        Raises: ParameterError, for a large hold-out without a generator.
+        """
         half = self.p // 2 if self.directed else self.p
         out = np.zeros((self.m, self.p, self.p))
-        sides = [slice(0, half)] + ([slice(half, self.p)] if self.directed else [])
         upper, diagonal = np.triu_indices(half), np.arange(half)
-        for own, other in zip(sides, sides[::-1], strict=True):
-            offset, design = self.positions[:, other][:, 0], self.positions[:, other].copy()
+        for side, (own, other) in list(enumerate(zip(self._sides, self._sides[::-1], strict=True)))[
+            : 1 + self.directed
+        ]:
+            chosen = self._standing_for(1 - side, rng)
+            met = self.positions if chosen is None else self.positions[chosen]
+            offset, design = met[:, other][:, 0], met[:, other].copy()
             design[:, 0] = 1
             products = (design[:, upper[0]] * design[:, upper[1]]).astype(np.float32)
             left = np.column_stack([self.positions[:, own], np.ones(self.m)]).astype(np.float32)
@@ -171,16 +215,17 @@ class LatentSpace:
                 t = self._linked(left[rows] @ right)
                 t -= t * t
                 found[rows][:, upper[0], upper[1]] = found[rows][:, upper[1], upper[0]] = t @ products
-            # The prior's, on α too: an isolate's precision is next to nothing, and its error must be finite.
-            found[:, diagonal, diagonal] += _PRIOR
+            if chosen is not None:
+                found *= self.m / len(chosen)
+            found[:, diagonal, diagonal] += prior
             out[:, own, own] = np.linalg.inv(found)
         return out
 
-    def _at_density(self, latents: Array) -> Array:
+    def _at_density(self, latents: Array, some: Places | None) -> Array:
         """The same coordinates with α shifted, in Newton's steps on the logit scale, to the fit's expected density."""
-        target, out = self._mean_probability(self.positions), latents.copy()
+        target, out = self._mean_probability(self.positions, some), latents.copy()
         for _ in range(8):
-            now = self._mean_probability(out)
+            now = self._mean_probability(out, some)
             shift = np.log(target / (1 - target)) - np.log(now / (1 - now))
             out[:, 0] += shift / 2
             if self.directed:
@@ -189,13 +234,14 @@ class LatentSpace:
                 break
         return out
 
-    def _mean_probability(self, latents: Array) -> float:
+    def _mean_probability(self, latents: Array, some: Places | None) -> float:
         left, right = self._designs(latents)
+        right = right if some is None else right[some]
         total = sum(
             float(self._linked(left[start : start + ROWS] @ right.T).sum(dtype=np.float64))
             for start in range(0, len(left), ROWS)
         )
-        return float(np.clip(total / len(left) ** 2, 1e-9, 1 - 1e-9))
+        return float(np.clip(total / (len(left) * len(right)), 1e-9, 1 - 1e-9))
 
     @property
     def _signed(self) -> Array:
@@ -405,16 +451,22 @@ def _uniform(left: Words, right: Words) -> Singles:
 
 
 # -- one released node at a time -----------------------------------------------------------------------------------
-def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
-    """(n, d + 1) intercepts and slopes of n logistic regressions on the same (m, d) design: row i from row i alone."""
+def _logistic(ties: Matrix, design: Array, offset: Array, some: Places | None = None) -> Array:
+    """(n, d + 1) intercepts and slopes of n logistic regressions on the same (m, d) design: row i from row i alone.
+
+    Args:
+        some: rows of the design that stand for all where a node is not tied (`site_agent.models.controls`).
+    """
     n, m = ties.shape
     x = np.column_stack([np.ones(m), design])
     k = x.shape[1]
-    single = np.ascontiguousarray(x, np.float32)
+    cases = None if some is None else _Cases(x, offset, some)
+    met = slice(None) if some is None else some
+    single = np.ascontiguousarray(x[met], np.float32)
     across = np.ascontiguousarray(single.T)
     upper = np.triu_indices(k)
     products = np.ascontiguousarray(single[:, upper[0]] * single[:, upper[1]])
-    shift = offset.astype(np.float32)
+    shift = offset[met].astype(np.float32)
     sums, ridge = np.asarray(ties @ x), ridge_of(m, k)
     out = np.zeros((n, k))
     degree = np.clip(sums[:, 0], 0.5, m - 0.5)
@@ -422,6 +474,8 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
     for start in range(0, n, ROWS):
         rows = slice(start, min(n, start + ROWS))
         beta, moving = out[rows], np.ones(len(out[rows]), dtype=bool)
+        if cases is not None:
+            cases.take(ties[rows])
         for _ in range(_STEPS):
             t = beta.astype(np.float32) @ across
             t += shift
@@ -430,10 +484,14 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
             np.exp(t, out=t)
             t += 1
             np.reciprocal(t, out=t)
-            gradient = sums[rows] - (t @ single) - ridge * beta
+            expected = t @ single
             t -= t * t
+            curvature = t @ products
+            if cases is not None:
+                expected, curvature = cases.joined(beta, expected, curvature)
+            gradient = sums[rows] - expected - ridge * beta
             hessian = np.empty((len(beta), k, k))
-            hessian[:, upper[0], upper[1]] = hessian[:, upper[1], upper[0]] = t @ products
+            hessian[:, upper[0], upper[1]] = hessian[:, upper[1], upper[0]] = curvature
             hessian[:, np.arange(k), np.arange(k)] += ridge
             step = np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
             length = np.sqrt((step**2).sum(axis=1))
@@ -445,6 +503,44 @@ def _logistic(ties: Matrix, design: Array, offset: Array) -> Array:
                 break
     np.clip(out, -LOGIT, LOGIT, out=out)
     return out
+
+
+class _Cases:
+    """The ties of a block of nodes, each counted as itself: controls stand for those alone that are not tied.
+
+    Args:
+        x, offset: (m, k) design and (m,) offsets of all hold-out nodes.
+        some: the controls.
+    """
+
+    def __init__(self, x: Array, offset: Array, some: Places) -> None:
+        self._x, self._offset = x, offset
+        upper = np.triu_indices(x.shape[1])
+        self._products = x[:, upper[0]] * x[:, upper[1]]
+        self._weight = len(x) / len(some)
+        # A control that is tied after all stands for itself alone, and has been counted as many.
+        self._kept = np.ones(len(x))
+        self._kept[some] -= self._weight
+
+    def take(self, ties: Matrix) -> None:
+        """Go over to the (b, m) ties of another block."""
+        self._ties, self._rows = ties, np.repeat(np.arange(ties.shape[0]), np.diff(ties.indptr))
+
+    def joined(self, beta: Array, expected: Sums, curvature: Sums) -> tuple[Array, Array]:
+        """Sums over all hold-out nodes: those of the controls, so many times, with each tie in its own place.
+
+        Args:
+            beta: (b, k) the block's coefficients.
+            expected: (b, k) Σ p x over the controls.
+            curvature: (b, k (k + 1) / 2) Σ p (1 − p) x xᵀ over the controls.
+        """
+        at = self._ties.indices
+        t = (beta[self._rows] * self._x[at]).sum(axis=1) + self._offset[at]
+        p = 1 / (1 + np.exp(-np.clip(t, -LOGIT, LOGIT)))
+        # Row by row: a row's sums come from its own ties in their order, whatever the other rows hold.
+        first = sparse.csr_array((self._kept[at] * p, at, self._ties.indptr), shape=self._ties.shape)
+        second = sparse.csr_array((first.data * (1 - p), at, self._ties.indptr), shape=self._ties.shape)
+        return self._weight * expected + first @ self._x, self._weight * curvature + second @ self._products
 
 
 def ridge_of(m: int, k: int) -> Array:

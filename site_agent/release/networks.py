@@ -153,7 +153,7 @@ class NetworkRelease(Drawing):
             # Placed by ties to those who are still here, among all who were.
             self._space: LatentSpace = state.space
             reader = replace(state.space, positions=state.positions[self._present])
-            self._placed(reader)
+            self._placed(reader, rng)
             self._reference = np.hstack([state.positions, state.attributes])
             self._into = np.hstack([state.into, state.attributes])
             # Found anew among the same persons held out: what an earlier wave called them is told nowhere.
@@ -170,13 +170,13 @@ class NetworkRelease(Drawing):
             most=release.most,
         )
         progress(0.7)
-        self._placed(self._space)
+        self._placed(self._space, rng)
         self._reference = np.hstack([self._space.positions, self._held_attributes])
         self._labels = self._labelled(rng)
         # Where private ranks are placed: the same persons, without what estimating each of them has added. Levels of a
         # column are known; communities were read off the very positions, and their means hold some of the errors.
         groups = self._labels.reference if self._labels is not None and release.by else None
-        self._into = np.hstack([self._space.deconvolved(groups), self._held_attributes])
+        self._into = np.hstack([self._space.deconvolved(groups, rng=rng.generator), self._held_attributes])
         self._likeness = self._like_their_own(rng)
         progress(1.0)
 
@@ -188,10 +188,10 @@ class NetworkRelease(Drawing):
             return None
         return _by_community(self._release.communities, self._space, self._reference, self._latents, rng)
 
-    def _placed(self, reader: LatentSpace) -> None:
+    def _placed(self, reader: LatentSpace, rng: Noise) -> None:
         """Each released person's coordinates, from that person's ties to those held out and own attributes."""
         ties = (self._ties,) if self._back is None else (self._ties, self._back)
-        self._latents = np.hstack([reader.nodes(*ties), self._x])
+        self._latents = np.hstack([reader.nodes(*ties, rng=rng.generator), self._x])
 
     def _like_their_own(self, rng: Noise) -> dict[str, tuple[float, float]]:
         """Log density in networks drawn from the hold-out's model over that in its own, and the draws' spread.

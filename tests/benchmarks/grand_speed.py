@@ -71,8 +71,8 @@ def release(nodes: int, d: int, density: float) -> dict[str, float]:
     out["ties"] = float(ties.nnz // 2)
     del ties
     space = timed(lambda: fit(holdout, model="inner_product", d=d, rng=rng), out, "fit")
-    frame = timed(space.deconvolved, out, "deconvolve")
-    latents = timed(lambda: space.nodes(across), out, "nodes")
+    frame = timed(lambda: space.deconvolved(rng=rng), out, "deconvolve")
+    latents = timed(lambda: space.nodes(across, rng=rng), out, "nodes")
     mechanism = NodePrivate(epsilon=1.0, p=space.p)
     names = [str(node) for node in range(m)]
     noise = timed(lambda: mechanism.noise(names, seeded_rng(SEED)), out, "noise")
