@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from coordinator.answers.record_gap import MEASURED_TO, unknown_gap
 from coordinator.pooling.gaps import Gap, gap, pooled_gap, reperturbed
 from coordinator.pooling.intervals import Draw, kept_shares, with_release_variance
 from coordinator.pooling.pool import pool_estimates
@@ -196,3 +198,25 @@ def test_a_carried_column_is_not_counted_as_noised():
     actual, bias = np.array(told).T
     assert actual.mean() == pytest.approx(-1.5 * (1 - math.sqrt(W)), rel=0.05)
     assert bias.mean() == pytest.approx(-actual.mean(), rel=0.1)
+
+
+def released(*rows, mechanism="latent_noise", posture="local", outcomes_last=1.0):
+    """A selection of one release a site, as far as `unknown_gap` reads it."""
+    receipts = [
+        SimpleNamespace(mechanism=mechanism, posture=posture, parameters={"outcomes_last": outcomes_last}, n=n)
+        for n in rows
+    ]
+    return SimpleNamespace(parts={f"s{k}": [SimpleNamespace(receipt=one)] for k, one in enumerate(receipts)})
+
+
+def test_no_distance_is_told_of_more_rows_than_it_was_seen_to_hold_for():
+    half = MEASURED_TO // 2
+    assert unknown_gap(released(half, half), ()) == ""
+    assert "100,001 rows are pooled" in unknown_gap(released(half, half + 1), ())
+    assert unknown_gap(released(half, half + 1), ("s1",)) == ""  # released again: what the flow takes away is known
+    assert unknown_gap(released(10**6, mechanism="tables"), ()) == ""
+
+
+def test_no_distance_is_told_of_flows_that_draw_outcomes_with_covariates_or_saw_no_record_as_it_is():
+    assert "draws outcomes together" in unknown_gap(released(500, outcomes_last=0.0), ())
+    assert "was not fitted on the records" in unknown_gap(released(500, posture="public"), ())

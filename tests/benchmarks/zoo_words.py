@@ -105,7 +105,7 @@ that is outside.
 """
 WORDS = """## What to make of it
 
-Latent noise: hardly an answer is outside its interval, whatever the number of patients and sites, so that there is
+Latent noise: with up to 5,000 patients a hospital hardly an answer is outside its interval, so that there is
 next to nothing for a caution to stand by, and that four fifths of the wrong answers carry one cannot be shown. Of
 counts one stands where few rows decide a coefficient; of other outcomes it seldom does.
 
