@@ -225,9 +225,9 @@ def test_no_epsilon_is_stated_anywhere(tmp_path):
         assert not [word for word in said.split() if word.startswith("ε") and any(c.isdigit() for c in word)]
         told = cost(plan)
         assert (told.epsilon, told.rows, told.paper, told.w_for_8, told.waves) == (None, None, None, None, ())
-        (warned,) = [line for line in _price(plan) if line.name == "guarantee"]
-        assert warned.state == "warn"
-        assert "no formal guarantee" in warned.detail
+        (refused,) = [line for line in [*_price(plan), *plan.release.review(plan)] if line.name == "guarantee"]
+        assert refused.state == "fail"
+        assert "no formal guarantee" in refused.detail
     _, made = released(varying(), tmp_path, cohort(500))
     receipt = made.receipt
     assert (receipt.epsilon, receipt.epsilon_pure, receipt.epsilon_paper) == (None, None, None)
@@ -429,16 +429,25 @@ def test_every_screen_of_a_site_says_that_there_is_no_guarantee_in_the_place_of_
     assert "no total holds" in screens.charged_words({"charged": {}, "price": price})
 
 
-def test_the_coordinator_prices_it_with_words(tmp_path, capsys):
-    path = tmp_path / "varied.toml"
+def test_the_coordinator_prices_it_with_words_and_signs_no_new_plan_of_it(tmp_path, capsys):
+    path, home = tmp_path / "varied.toml", ["--home", str(tmp_path / "home")]
+    assert main([*home, "init", "--name", "tributary-hub", "--address", "localhost:1"]) == 0
     path.write_text(plan_toml().replace('mechanism = "latent_noise"', 'mechanism = "latent_noise"\nvary = "weight"'))
-    assert StudyPlan.from_toml(path.read_text()).release.vary == "weight"
-    for verb in ("cost", "check"):
-        assert main(["--home", str(tmp_path / "home"), "plan", verb, str(path)]) == 0
-        said = capsys.readouterr().out
+    plan = StudyPlan.from_toml(path.read_text())
+    assert plan.release.vary == "weight"
+    capsys.readouterr()
+    for verb, code in (("cost", 0), ("check", PlanRefusal.exit_code)):
+        assert main([*home, "plan", verb, str(path)]) == code
+        said = " ".join(capsys.readouterr().out.split())
         assert "no formal guarantee" in said.lower()
         assert "ε charged so far" not in said
         assert not re.search(r"ε \d", said.split("budget")[0])
+    assert main([*home, "plan", "sign", str(path)]) == PlanRefusal.exit_code
+    said = " ".join("".join(capsys.readouterr()).split())
+    for word in ("E_PLAN", "release.vary must be left out of a new plan", "release.shrink = 3.0"):
+        assert word in said
+    with pytest.raises(PlanRefusal, match=r"release\.vary must be left out of a new plan"):
+        plan.release.require_same_noise()
 
 
 def test_no_analyst_and_no_budget_figure_is_shown_a_zero_in_the_place_of_a_guarantee(tmp_path):

@@ -247,8 +247,9 @@ def _price(plan: StudyPlan) -> list[ChecklistLine]:
     except Refusal as refusal:
         return [ChecklistLine.of("budget", refusal)]
     if price.epsilon is None:
-        lower = "Raise release.w above 0" if price.epsilon_given else "Leave release.vary out"
-        fix = f"{lower}, or say in the purpose why not."
+        if not price.epsilon_given:  # noise that depends on the records, of which the mechanism's own line speaks
+            return []
+        fix = "Raise release.w above 0, or say in the purpose why not."
         detail = f"{shown_price(None, price.epsilon_given)}, for any row"
         lines = [ChecklistLine(name="guarantee", state="warn", detail=detail, fix=fix)]
         if plan.floors.standing:

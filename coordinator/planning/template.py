@@ -64,7 +64,6 @@ w = 0.005
 # epsilon = 6.0                  # in place of w: what one release may cost at the budget's δ; w is solved from it
 # radius = 4.5                   # norm to which latents are clipped; left out: from the number of columns
 # carry = "died"                 # releases every true value of an event or binary column: no guarantee; posture local
-# vary = "weight"                # noise that depends on records (or rotation, matched): no ε at all; posture local
 # shrink = 2.0                   # pulls latents of unusual records in further than that; the price is w's and R's
 
 # What one person may be charged by this study, all waves together.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.latent_noise.noise import LatentNoise
     from shared.plans.plan import StudyPlan
     from shared.privacy import accountant as privacy
+    from shared.terminal import ChecklistLine
 
 __all__ = ["CONDITIONAL_ON", "FITTED_ON_THE_ROWS", "LatentNoisePlan", "carried_column", "mechanism"]
 
@@ -76,9 +77,9 @@ class LatentNoisePlan(MechanismPlan):
             unusual record does not stand out in its released row; the price follows from w and R alone, as before.
         carry: an event or binary column whose true value is released in every row. No guarantee covers it, and the
             receipt says so; posture ``local`` only. Blank for none: every column is drawn through the noise.
-        vary: ``weight``, ``rotation`` or ``matched``: noise that depends on the records
-            (`shared.mechanisms.latent_noise.noise.varied`). No guarantee of any kind is then given, and no ε is stated;
-            posture ``local`` only. Blank for none: noise is the same for everybody.
+        vary: of plans that were signed when noise could depend on the records: ``weight``, ``rotation`` or ``matched``
+            (`shared.mechanisms.latent_noise.noise.varied`), with posture ``local`` and no guarantee of any kind. It
+            gained nothing over `shrink` (tests/benchmarks/results/extremes.json); no new plan is signed with it.
     """
 
     w: float | None = None
@@ -120,6 +121,26 @@ class LatentNoisePlan(MechanismPlan):
             self._require_carried(plan)
         if self.vary:
             self._require_varied(plan)
+
+    def require_same_noise(self) -> None:
+        """Refuse a new plan whose noise depends on the records: one that was signed is worked by as it was."""
+        must(
+            not self.vary,
+            "release.vary must be left out of a new plan: its releases would have no formal guarantee",
+            repr(self.vary),
+            "Take release.shrink = 3.0, which hides unusual records as well at an ε that holds; for means and "
+            "covariances take release.mechanism = 'moments'.",
+        )
+
+    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+        """A red line where the plan asks for noise that depends on the records."""
+        from shared.terminal import ChecklistLine
+
+        try:
+            self.require_same_noise()
+        except PlanRefusal as refusal:
+            return [ChecklistLine.of("guarantee", refusal)]
+        return []
 
     def _require_varied(self, plan: StudyPlan) -> None:
         leave = 'Write posture = "local", or leave release.vary out.'
