@@ -96,3 +96,28 @@ def test_every_file_that_a_recipe_names_is_there_or_is_made_by_it(recipe):
     text, made = recipe.read_text(encoding="utf-8"), {name for _, name, _ in blocks(recipe)}
     named = set(re.findall(r"`((?:shared|site_agent|coordinator|tests|docs|deploy)/[\w./-]+)`", text))
     assert [name for name in sorted(named) if not (ROOT / name).exists() and name not in made] == []
+
+
+FOLDERS = (*PACKAGES, "tests", "docs", "deploy")
+FILE = re.compile(r"[\w-]+\.(?:py|md|json|toml|proto)")
+NOT_OF_THE_REPOSITORY = {"coordinator.toml"}  # in a coordinator's home
+
+
+def lacking(text: str) -> list[str]:
+    """Paths between backticks that are not there, and names of files that no folder has."""
+    inside = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
+    named = {name for name in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w./-]+", name)}
+    paths = {name for name in named if "/" in name}
+    files = {name for name in named - paths if FILE.fullmatch(name)}
+    return sorted({name for name in paths if not (ROOT / name).exists()} | (files - inside - NOT_OF_THE_REPOSITORY))
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/changes.md"])
+def test_every_path_that_a_page_for_contributors_names_is_there(page):
+    assert lacking((ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_path_that_is_gone_is_found():
+    assert lacking("`site_agent/egress/`, `kinds.py`, `.ci/run`, `make test`") == []
+    gone = ["config_of_old.py", "coordinator/client.py", "site_agent/egress.py"]
+    assert lacking(" ".join(f"`{name}`" for name in gone)) == gone

@@ -1,7 +1,8 @@
 """The kinds of question, one record each: the grammar, the analyst's methods and the verbs are made of these.
 
-A new kind of question is a record here, its name in `Kind`, and its solver in `shared.estimands.answer`; a generalised
-linear model has its family as a record of `shared.estimands.fits.families` instead.
+A new kind of question is a record here, its name in `Kind`, and its solver in `shared.estimands.columns`, or in
+`shared.estimands.models` where it is a regression; a generalised linear model has its family as a record of
+`shared.estimands.fits.families` instead.
 """
 
 from __future__ import annotations
