@@ -106,6 +106,7 @@ NOT_OF_THE_REPOSITORY = {"coordinator.toml"}  # in a coordinator's home
 def lacking(text: str) -> list[str]:
     """Paths between backticks that are not there, and names of files that no folder has."""
     inside = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
+    inside |= {path.name for path in ROOT.iterdir()}
     named = {name for name in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(r"[\w./-]+", name)}
     paths = {name for name in named if "/" in name}
     files = {name for name in named - paths if FILE.fullmatch(name)}
