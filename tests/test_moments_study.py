@@ -175,13 +175,16 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     # What no caution can tell is told with the price.
     assert "no trace in the sums" in listed["noisy moments"].unseen == listed["noisy moments, sbp declared"].unseen
     assert "within their bins" in listed["noisy tables"].unseen
-    assert latent.unseen == ""
+    assert "heavy tails" in latent.unseen
     assert "5 sites must be expected" in listed["secure sum"].covered
     many = replace(study, expected=Expected(sites=12, persons=2000), waves=study.waves[:1])
     summed = prices(many)[-1]
     assert 0.98 < summed.epsilon <= 1.0
     assert "the coordinator and all 11 others ε 2." in summed.covered
     assert "no trace in it" in summed.unseen
+    assert "too narrow" not in summed.unseen
+    half = replace(many, release=replace(many.release, epsilon=0.5))
+    assert "too narrow" in prices(half)[-1].unseen
     # A study of latent noise has the same list, by its own model.
     shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]

@@ -234,22 +234,6 @@ class Price:
     buys: str = ""
 
 
-_UNSEEN = {
-    "secure sum": "Nobody sees a site's part of the sum: false or mistaken numbers of one move the answer and leave "
-    "no trace in it. What each site releases by itself beside it shows a site that is off there, and no other.",
-    "noisy moments": "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution "
-    "can tell such an answer from a right one, and no larger ε does. Intervals allow for a small one: where groups "
-    "of an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared coefficient "
-    "is the regression's own all the same, the nearer the larger ε and the site: declare each one that will be "
-    "read (docs/zoo.md).",
-    "cross-products": "A bend or an interaction that a model lacks leaves no trace in the sums. Persons far from the "
-    "plan's typical values are drawn in, which is put right as far as the columns are normal.",
-    "noisy tables": "A coefficient hangs on where persons lie within their bins, which no count shows: with more than "
-    "70 % of them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
-    "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together and are "
-    "not (docs/zoo.md).",
-}
-"""Mechanism to what its release cannot show of a wrong answer."""
 PAPER_W = 0.8
 _STEPS = (0.1, 2.2, 150)
 """Rate, noise multiplier and steps of the training in the price list, where the plan has none: those of
@@ -406,7 +390,7 @@ def _priced(name: str, plan: StudyPlan, changes: Mapping[str, Any], covered: str
         changed = replace(plan, training=joint, **changes)
         event = planned_event(changed)
         price = privacy.epsilon(event, plan.budget.delta) if privacy.guaranteed(event) else None
-        unseen = _UNSEEN.get(changed.release.title, "")
+        unseen = changed.release.unseen
         return Price(
             name=name, epsilon=price, covered=covered, width=width, epsilon_given=given(changed), unseen=unseen
         )

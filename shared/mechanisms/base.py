@@ -160,6 +160,11 @@ class MechanismPlan(ABC):
         return None
 
     @property
+    def unseen(self) -> str:
+        """Errors of an answer that leave no trace in the release, in sentences for the price list; blank if none."""
+        return ""
+
+    @property
     def sealed(self) -> bool:
         """True if the fitted embedding of a network is kept, encrypted, and later waves build on it."""
         return False

@@ -77,6 +77,14 @@ class CrossProductsPlan(Aggregates):
     title: ClassVar[str] = "cross-products"
     bundle_of: ClassVar[tuple[float, float]] = (0.008, 4e-6)
 
+    @property
+    def unseen(self) -> str:
+        """As of `MechanismPlan.unseen`."""
+        return (
+            "A bend or an interaction that a model lacks leaves no trace in the sums. Persons far from the plan's "
+            "typical values are drawn in, which is put right as far as the columns are normal."
+        )
+
     def __post_init__(self) -> None:
         number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
         must(

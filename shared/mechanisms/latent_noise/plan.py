@@ -93,6 +93,15 @@ class LatentNoisePlan(MechanismPlan):
     draws_rows: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("shrink", "carry", "vary")
 
+    @property
+    def unseen(self) -> str:
+        """As of `MechanismPlan.unseen`."""
+        return (
+            "An error of the fitted flow is in every row, and does not fall with the number of patients as the noise "
+            "does: at hospitals of many thousand, coefficients of columns with heavy tails may lie outside their "
+            "interval (docs/zoo.md)."
+        )
+
     def __post_init__(self) -> None:
         must(self.mechanism == "latent_noise", "release.mechanism must be 'latent_noise'", repr(self.mechanism))
         must((self.w is None) != (self.epsilon is None), "release must give either w or epsilon", self._both)

@@ -108,6 +108,17 @@ class MomentsPlan(Aggregates):
     bundle_of: ClassVar[tuple[float, float]] = (0.008, 4e-5)
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "blocks", "margins": "lognormal", "score": "residual"}
 
+    @property
+    def unseen(self) -> str:
+        """As of `MechanismPlan.unseen`."""
+        return (
+            "A bend or an interaction that the planned model lacks leaves no trace in the sums: no caution can tell "
+            "such an answer from a right one, and no larger ε does. Intervals allow for a small one: where groups of "
+            "an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared "
+            "coefficient is the regression's own all the same, the nearer the larger ε and the site: declare each one "
+            "that will be read (docs/zoo.md)."
+        )
+
     @classmethod
     def today(cls, written: Mapping[str, Any]) -> dict[str, Any]:
         """As of `MechanismPlan`, and every coefficient declared: an undeclared one hangs on the whole planned model."""

@@ -214,6 +214,15 @@ class SecureSumPlan(Aggregates):
         return {_who(row, len(self.members)): row.epsilon for row in rows}
 
     @property
+    def unseen(self) -> str:
+        """As of `MechanismPlan.unseen`, and the known defect of the interval."""
+        sites = (
+            "Nobody sees a site's part of the sum: false or mistaken numbers of one move the answer and leave no "
+            "trace in it. What each site releases by itself beside it shows a site that is off there, and no other."
+        )
+        return " ".join(filter(None, (sites, self.interval_doubt)))
+
+    @property
     def interval_doubt(self) -> str:
         """Known defect of the sum's interval under this plan, in a sentence; blank where none is known."""
         if self.epsilon >= MEASURED_FROM:

@@ -50,6 +50,16 @@ class TablesPlan(Aggregates):
     mechanism: Literal["tables"] = "tables"
     title: ClassVar[str] = "noisy tables"
 
+    @property
+    def unseen(self) -> str:
+        """As of `MechanismPlan.unseen`."""
+        return (
+            "A coefficient hangs on where persons lie within their bins, which no count shows: with more than 70 % of "
+            "them in one bin it is not answered, below that it may be drawn towards zero by a little more than its "
+            "interval allows. A hospital alone is drawn towards zero by the noise as well; several are read together "
+            "and are not (docs/zoo.md)."
+        )
+
     def __post_init__(self) -> None:
         given = [name for name in ("epsilon", "sigma") if getattr(self, name) is not None]
         must(len(given) == 1, "release must give either epsilon or sigma", " and ".join(given) or "neither")
