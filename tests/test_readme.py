@@ -70,7 +70,9 @@ def test_the_table_of_packages_names_each_with_the_extras_that_bring_it():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     users = {name: lines for name, lines in extras.items() if name not in ("rivals", "notebooks", "docs", "dev")}
-    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", README.split("What stands below them")[1], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", README.split("The next table lists the libraries")[1], re.MULTILINE
+    )
     said = {
         package: brought for names, brought in rows for package in re.findall(r"[\w-]+", re.sub(r"\(.*?\)", "", names))
     }
