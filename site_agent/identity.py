@@ -74,7 +74,7 @@ class WantedIdentity:
         return Envelope.from_bytes(self.request.encode())
 
     @property
-    def asked(self) -> RenewalRequest:
+    def renewal_request(self) -> RenewalRequest:
         """The request."""
         return RenewalRequest.from_bytes(self.envelope.payload)
 
@@ -199,7 +199,7 @@ def witness_key(config: SiteConfig) -> PublicKey:
     return PublicKey(path.read_text().strip())
 
 
-def _kept(config: SiteConfig) -> list[bytes]:
+def _stored_statements(config: SiteConfig) -> list[bytes]:
     try:
         body: Any = parse_json(_statements(config).read_bytes(), cap=_CAP)
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def pinned(config: SiteConfig) -> tuple[str, ...]:
     What does not verify is as if it were not there: `doctor` says so, and the older pin stands.
     """
     first = config.ca.read_text()
-    statements = _kept(config)
+    statements = _stored_statements(config)
     return authorities_from(first, statements, witness_key(config)) if statements else (first,)
 
 
@@ -272,7 +272,7 @@ def behind_authority(config: SiteConfig) -> bool:
         with suppress(CertificateRefusal):
             require_issued_by(pem, chain[-1:])
             return False
-        day = AuthorityStatement.opened(_kept(config)[-1], witness_key(config)).day
+        day = AuthorityStatement.opened(_stored_statements(config)[-1], witness_key(config)).day
         issued = CertificateLife.of(pem, utc_now()).ends - dt.timedelta(days=SITE_DAYS)
         return issued.date().isoformat() < day
     except Refusal:  # `doctor` says so

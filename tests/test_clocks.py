@@ -127,11 +127,11 @@ def test_a_reading_of_another_site_key_or_question_is_refused(hub):
             reply = client.call("Clock", SignedDocument(envelope=reading.signed(key).to_bytes()), timeout=60)
             return Envelope.from_bytes(reply.envelope)
 
-        first, second = ClockReading.asked("north", NOW), ClockReading.asked("north", NOW)
+        first, second = ClockReading.question("north", NOW), ClockReading.question("north", NOW)
         with pytest.raises(SignatureRefusal):
             ask(first, south)
         with pytest.raises(ReplayRefusal):
-            ask(ClockReading.asked("south", NOW), north)
+            ask(ClockReading.question("south", NOW), north)
         answer, witness = ask(first, north), hub.authority.witness.public
         assert open_reading(answer, witness, question=first).site == "north"
         with pytest.raises(IntegrityRefusal, match="question that was asked"):
@@ -325,7 +325,7 @@ def test_doctor_says_that_a_clock_was_compared_with_nobodys(hospital, plan, tabl
 
 
 def test_a_signed_reading_is_nothing_else(hub):
-    reading = ClockReading.asked("north", NOW)
+    reading = ClockReading.question("north", NOW)
     envelope = reading.signed(LEAD)
     assert envelope.payload_type == CLOCK_TYPE
     assert open_reading(envelope, LEAD.public).when == NOW

@@ -68,3 +68,14 @@ def test_no_two_classes_of_the_product_have_the_same_name():
 def test_the_words_that_meant_many_things_are_gone():
     many = {"told", "Told", "Asked", "Kept", "StandIn", "Prescription", "Figures", "LetterBoxes", "Vault", "Keeping"}
     assert not many & names()
+
+
+def test_no_function_is_named_asked_kept_again_or_told():
+    bare = {"asked", "kept", "again", "told"}
+    found = [
+        f"{path}: {node.name}"
+        for path, tree in production()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.strip("_") in bare
+    ]
+    assert found == []

@@ -231,7 +231,7 @@ def test_answers_are_bounded_by_bytes_and_age_and_the_record_of_questions_is_who
     assert all(analysts.answer("small", name) for name in eve)
     assert len(analysts.record("small")) == 15, "what the paper counts is never deleted"
     assert len(hub.store.results("small")) == 11
-    assert analysts.kept()["ada"] <= 10_000
+    assert analysts.stored_bytes()["ada"] <= 10_000
     assert answered(analysts, 1) == names[0]
     assert analysts.answer("small", names[0]), "asked again, it is there again"
     assert analysts.prune(TODAY) == 1
@@ -259,9 +259,9 @@ def test_answers_of_an_earlier_version_are_nobodys_and_expire_like_others(hub):
     analysts = Analysts(hub.store, Quotas(answer_days=400))
     name = answered(analysts, 1)
     analysts._write(lambda c: c.execute(sa.text("delete from answers_kept")))
-    assert analysts.kept() == {}
+    assert analysts.stored_bytes() == {}
     assert analysts.prune(TODAY) == 0
-    assert list(analysts.kept()) == [""]
+    assert list(analysts.stored_bytes()) == [""]
     assert analysts.prune(TODAY + 401 * DAY) == 1
     assert analysts.answer("small", name) is None
 

@@ -270,7 +270,7 @@ def test_two_agents_that_renew_at_once_leave_a_site_that_connects(member, clock)
     clock.turn(HALF)
     copy = member.folder / "copy"
     shutil.copytree(member.homes["north"], copy)
-    first = renewal._asked(member.desk(), utc_now())
+    first = renewal._requested_identity(member.desk(), utc_now())
     member.homes["copy"] = copy
     renewal.renew(member.desk("copy"))
     assert member.connects("copy")

@@ -36,7 +36,7 @@ from shared.mechanisms.secure_sum.vectors import VectorBounds, coordinates, prod
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.releases.receipt import coverage, planned_event
-from site_agent.training.secure_sum.consent import asked
+from site_agent.training.secure_sum.consent import waiting_order
 
 TABLES = cohorts(3)
 KEYS = {name: SigningKey.generate() for name in TABLES}
@@ -334,7 +334,7 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     store, question = stage.hub.store, "cox(time, cvd) ~ sbp/10 + age"
     first, said = next(iter(stage.hospitals.values())), []
     consent = first.consent
-    first.consent = lambda: (said.extend(asked(first.ledger, first.name, stage.plan).sentences), consent())
+    first.consent = lambda: (said.extend(waiting_order(first.ledger, first.name, stage.plan).sentences), consent())
     opened = stage.whole()
     assert said[0].startswith("5 sites add up 5 numbers each, about the coefficients of sbp per 10, age per 5")
     assert "A record counts for 1.2 at most" in said[2]

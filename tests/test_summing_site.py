@@ -103,10 +103,10 @@ def test_a_sum_begins_without_a_pilot_only_where_that_is_said(tmp_path):
         with pytest.raises(StateRefusal, match="north has delivered no pilot") as refused:
             made.run(timeout=0.0)
         assert "--without north" in refused.value.next_step
-        assert not SumQueue(made.hub.store, made.plan).asked(SumStep.LEVEL)
+        assert not SumQueue(made.hub.store, made.plan).order_contents(SumStep.LEVEL)
         with pytest.raises(StateRefusal, match="4 of 5 sites must give"):
             made.run(timeout=0.0, without=["north"])
-        assert sorted(SumQueue(made.hub.store, made.plan).asked(SumStep.LEVEL)) == [0, 1, 3, 4]
+        assert sorted(SumQueue(made.hub.store, made.plan).order_contents(SumStep.LEVEL)) == [0, 1, 3, 4]
     finally:
         made.close()
 

@@ -319,7 +319,7 @@ def test_a_sites_row_leads_to_its_parts_its_influence_and_the_others_without_it(
     ],
 )
 def test_a_form_is_the_question_that_was_chosen(given, made):
-    asked = forms.asked("cvd", list(given.items()), COLUMNS)
+    asked = forms.query_request("cvd", list(given.items()), COLUMNS)
     assert (asked.kind, asked.formula, dict(asked.options)) == made
 
 
@@ -340,7 +340,7 @@ def test_a_form_is_the_question_that_was_chosen(given, made):
 )
 def test_a_form_that_cannot_be_read_is_refused(given):
     with pytest.raises(SchemaRefusal):
-        forms.asked("cvd", list(given.items()), COLUMNS)
+        forms.query_request("cvd", list(given.items()), COLUMNS)
 
 
 def test_fifty_sites_and_forty_waves_are_a_page_of_less_than_a_megabyte(reader):

@@ -230,13 +230,13 @@ def test_a_lead_designs_a_plan_whose_file_is_checked_as_the_command_checks_it(st
 # -- one site's scale ---------------------------------------------------------------------------------------------
 def test_a_column_on_one_sites_scale_is_part_of_the_form():
     given = [("kind", "mean"), ("outcome", "sbp"), ("harmonise", "sbp"), ("to", "alpha"), ("densities", "beside")]
-    asked = forms.asked("cvd", given, {})
+    asked = forms.query_request("cvd", given, {})
     assert (asked.harmonise, asked.to, asked.densities) == ("sbp", "alpha", "beside")
-    planned = forms.asked("cvd", [("planned", "adjusted"), ("harmonise", "sbp"), ("to", "alpha")], {})
+    planned = forms.query_request("cvd", [("planned", "adjusted"), ("harmonise", "sbp"), ("to", "alpha")], {})
     assert (planned.formula, planned.harmonise, planned.to) == ("adjusted", "sbp", "alpha")
-    assert forms.asked("cvd", [("planned", "adjusted"), ("densities", "beside")], {}).densities == ""
+    assert forms.query_request("cvd", [("planned", "adjusted"), ("densities", "beside")], {}).densities == ""
     with pytest.raises(SchemaRefusal, match="come with the site"):
-        forms.asked("cvd", [("planned", "adjusted"), ("harmonise", "sbp")], {})
+        forms.query_request("cvd", [("planned", "adjusted"), ("harmonise", "sbp")], {})
 
 
 def test_kaplan_meier_curves_are_drawn_over_https_as_over_grpc(stage, token, web, reader, other):

@@ -110,16 +110,16 @@ def studies(connection: Connection) -> VerbAnswer:
 def _of_study(method: Callable[..., Any]) -> Callable[..., VerbAnswer]:
     """The verb that a method of `Study` is: its options, and what it returns shown."""
 
-    def asked(connection: Connection, study: str, **given: Any) -> VerbAnswer:
+    def ask_study(connection: Connection, study: str, **given: Any) -> VerbAnswer:
         return _shown(getattr(connection[study], method.__name__)(**given))
 
     own = list(signature(method, eval_str=True).parameters.values())[1:]
     first = [Parameter("connection", _last, annotation=Connection), Parameter("study", _last, annotation=StudyName)]
-    asked.__name__, asked.__doc__ = method.__name__, method.__doc__
-    asked.__signature__ = Signature(  # type: ignore[attr-defined]
+    ask_study.__name__, ask_study.__doc__ = method.__name__, method.__doc__
+    ask_study.__signature__ = Signature(  # type: ignore[attr-defined]
         [*first, *(item.replace(kind=_last) for item in own)]
     )
-    return asked
+    return ask_study
 
 
 for _method in vars(Study).values():
@@ -135,7 +135,7 @@ def query(
     options: QuestionOptions,
 ) -> VerbAnswer:
     """Ask a planned analysis by its name, or any question: an estimate per site, and the pooled result."""
-    return _answered(connection[study].query("", question, **options.asked), options)
+    return _answered(connection[study].query("", question, **options.query_arguments), options)
 
 
 @verb()
@@ -150,7 +150,7 @@ def glm(
     link: Annotated[str, typer.Option("--link", help="Of binomial: logit, probit, cloglog or log.")] = "",
 ) -> VerbAnswer:
     """A generalised linear model at every site, pooled: "died ~ age + C(sex)"."""
-    return _answered(connection[study].glm(formula, family=family, link=link, **options.asked), options)
+    return _answered(connection[study].glm(formula, family=family, link=link, **options.query_arguments), options)
 
 
 @verb()
@@ -163,7 +163,7 @@ def km(
     curve: Annotated[Path | None, typer.Option("--curve", help="Also draw the curves: .svg, .pdf or .png.")] = None,
 ) -> VerbAnswer:
     """Kaplan-Meier at every site, pooled: the share without the event at a time: "Surv(time, event) ~ 1"."""
-    result = connection[study].km(formula, at=at, **options.asked)
+    result = connection[study].km(formula, at=at, **options.query_arguments)
     if curve is not None:
         result.curve(curve)
     return _answered(result, options)
@@ -173,12 +173,14 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
     """The verb that asks one kind of question: its argument and options, from the kind's record."""
     name, words = known.argument
 
-    def asked(connection: Connection, study: str, options: QuestionOptions, **given: Any) -> VerbAnswer:
+    def ask_study(connection: Connection, study: str, options: QuestionOptions, **given: Any) -> VerbAnswer:
         said = given.pop(name)
         if kind in DESCRIBED:
-            return VerbAnswer(*described(connection[study], kind, said, **given, **options.asked))
+            return VerbAnswer(*described(connection[study], kind, said, **given, **options.query_arguments))
         ask = getattr(connection[study], kind)
-        return _answered(ask(*(said if known.shape == "columns" else [said]), **given, **options.asked), options)
+        return _answered(
+            ask(*(said if known.shape == "columns" else [said]), **given, **options.query_arguments), options
+        )
 
     text = typer.Argument(help=words)
     takes: dict[str, Any] = {"connection": Connection, "study": StudyName}
@@ -191,11 +193,11 @@ def _asks(kind: str, known: QuestionKind) -> Callable[..., VerbAnswer]:
         shown.append(Parameter(option, _last, annotation=annotation, default=default))
     if kind in DESCRIBED:
         shown.append(Parameter("out", _last, annotation=TableOut, default=None))
-    asked.__name__, asked.__doc__ = kind, known.asks
-    asked.__signature__ = Signature(  # type: ignore[attr-defined]
+    ask_study.__name__, ask_study.__doc__ = kind, known.asks
+    ask_study.__signature__ = Signature(  # type: ignore[attr-defined]
         [*shown, Parameter("options", _last, annotation=QuestionOptions)]
     )
-    return asked
+    return ask_study
 
 
 for _kind, _record in KINDS.items():
@@ -213,7 +215,7 @@ def table_one(
     out: TableOut = None,
 ) -> VerbAnswer:
     """Table 1 by group and site: means, spreads, quartiles, shares, standardised differences, missing values."""
-    return VerbAnswer(*described(connection[study], "table_one", columns, out=out, by=by, **options.asked))
+    return VerbAnswer(*described(connection[study], "table_one", columns, out=out, by=by, **options.query_arguments))
 
 
 @verb()
@@ -248,7 +250,7 @@ def harmonise(
     ] = "",
 ) -> VerbAnswer:
     """Ask as released and with a column on one site's scale, side by side; nothing is spent, nothing is hidden."""
-    found = connection[study].harmonise(column, to=to, formula=question, densities=densities, **options.asked)
+    found = connection[study].harmonise(column, to=to, formula=question, densities=densities, **options.query_arguments)
     return _answered(found, options)
 
 

@@ -96,7 +96,7 @@ class QuestionOptions(PoolingOptions):
     diagnostics: Diagnostics = False
 
     @property
-    def asked(self) -> dict[str, Any]:
+    def query_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `coordinator.analyst.remote.Study.query`."""
         names = ("term", "method", "test", "level", "wave", "as_of", "label", *(["subset"] if self.subset else []))
         return {name: getattr(self, name) for name in names}

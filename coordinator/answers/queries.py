@@ -25,7 +25,7 @@ from coordinator.pooling.multivariate import joint_of_terms
 from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate
-from shared.estimands.effects import asked, asked_of, effect_name, in_words, shown, time_unit
+from shared.estimands.effects import asked_of, effect_name, exact_question, in_words, shown, time_unit
 from shared.estimands.kinds import DESCRIBED
 from shared.mechanisms.kinds import kind
 from shared.privacy.stated import shown_price
@@ -142,12 +142,12 @@ class PooledAnswer:
     @property
     def title(self) -> str:
         """Title of its figure."""
-        return self.words or asked(self.term, self.estimand)
+        return self.words or exact_question(self.term, self.estimand)
 
     @property
     def caption(self) -> str:
         """Caption below the title: the exact question and the provenance of its numbers."""
-        exact = f"{self.study}, wave {self.wave}: {asked(self.term, self.estimand)}."
+        exact = f"{self.study}, wave {self.wave}: {exact_question(self.term, self.estimand)}."
         return " ".join(filter(None, (f"{self.detail}." if self.detail else "", exact, self.provenance)))
 
     @property

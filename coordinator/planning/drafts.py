@@ -90,7 +90,7 @@ def _line(name: str, detail: str, fix: str) -> ChecklistLine:
     return ChecklistLine(name=name, state="fail", detail=detail, fix=fix)
 
 
-def _told(name: str, refusal: Refusal) -> ChecklistLine:
+def _line_of_refusal(name: str, refusal: Refusal) -> ChecklistLine:
     """A refusal as a line: its rule without the place, which the line names, and a fix that says what to change."""
     rule = re.sub(r"^column '[^']*':? |^\[\w+\] ", "", refusal.must)
     fix = refusal.next_step
@@ -177,7 +177,7 @@ def _repeated(dictionary: dict[str, Any]) -> list[ChecklistLine]:
         dictionary["columns"] = {
             name: {key: value for key, value in one.items() if key != "repeated"} for name, one in columns.items()
         }
-        return [_told("dictionary", refusal)]
+        return [_line_of_refusal("dictionary", refusal)]
     columns = {one["name"]: {key: value for key, value in one.items() if key != "name"} for one in found["columns"]}
     dictionary |= {"columns": columns} | ({"repeated": found["repeated"]} if "repeated" in found else {})
     return []
@@ -207,7 +207,7 @@ def _column(name: str, given: Any) -> tuple[list[ChecklistLine], dict[str, Any]]
             Column.from_canonical(body)
             return lines, body
         except Refusal as refusal:
-            lines.append(_told(where, refusal))
+            lines.append(_line_of_refusal(where, refusal))
             if not _mend_column(body, refusal.must.rpartition("': ")[2]):
                 break
     return lines, {"name": name if name.isidentifier() else "placeholder", "kind": "binary"}
@@ -245,7 +245,7 @@ def _release(given: dict[str, Any]) -> list[ChecklistLine]:
     try:
         mechanism_kind(name)
     except Refusal as refusal:
-        lines.append(_told("[release]", refusal))
+        lines.append(_line_of_refusal("[release]", refusal))
         near = difflib.get_close_matches(re.sub(r"\W+", "_", str(name)), list(MECHANISMS), n=1)
         name = near[0] if near else "latent_noise"
     found = mechanism_kind(name)
@@ -273,7 +273,7 @@ def _settled(
             read_section(kind, body, section)
             return lines, body
         except Refusal as refusal:
-            lines.append(_told(where, refusal))
+            lines.append(_line_of_refusal(where, refusal))
             rule, given = refusal.must, refusal.given.strip("'")
         except (TypeError, ValueError) as error:
             absent = re.findall(r"'(\w+)'", str(error)) if isinstance(error, TypeError) else []
@@ -347,7 +347,7 @@ def _whole(given: dict[str, Any], lines: list[ChecklistLine]) -> StudyPlan | Non
         try:
             return StudyPlan.from_canonical(given)
         except Refusal as refusal:
-            lines.append(_told("plan", refusal))
+            lines.append(_line_of_refusal("plan", refusal))
             way = next((mend for words, mend in ways if words in refusal.must), None)
             if way is None:
                 return None

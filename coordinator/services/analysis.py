@@ -418,7 +418,7 @@ class AnalysisService:
     def explain(self, call: Call, request: ExplainRequest) -> Document:
         """All that stands behind a result, who asked for it, and why it is stale, if it is. Raises: StateRefusal."""
         self.admitted(call, request.study)
-        document = self.kept(request)
+        document = self.stored_answer(request)
         if "log" not in document["provenance"]:
             document = self._proven(document)
         used = document["provenance"]["bundles"]
@@ -438,7 +438,7 @@ class AnalysisService:
             }
         )
 
-    def kept(self, request: ExplainRequest) -> dict[str, Any]:
+    def stored_answer(self, request: ExplainRequest) -> dict[str, Any]:
         """The answer that is kept under an id, or under the one id that begins so. Raises: StateRefusal."""
         result_id = self.analysts.result_id(request.study, request.result_id)
         data = self.analysts.answer(request.study, result_id) if result_id else None

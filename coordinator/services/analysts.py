@@ -290,7 +290,7 @@ class Analysts:
         rows = self._read(lambda c: c.execute(sa.select(_answers.c.result_id).where(where).limit(2)).all())
         return str(rows[0].result_id) if len(rows) == 1 else None
 
-    def kept(self) -> dict[str, int]:
+    def stored_bytes(self) -> dict[str, int]:
         """Name to the bytes of the answers for which it was the first to ask; blank is from before that was noted."""
         query = sa.select(_kept.c.analyst, sa.func.sum(_kept.c.bytes)).group_by(_kept.c.analyst)
         return {name: int(size) for name, size in self._read(lambda c: c.execute(query).all())}

@@ -220,7 +220,7 @@ def alarms(config: CoordinatorConfig, store: Store) -> list[QuotaUse]:
     from coordinator.services.analysts import Analysts
     from coordinator.services.quotas import quota_uses
 
-    answers = Analysts(store, config.quotas).kept()
+    answers = Analysts(store, config.quotas).stored_bytes()
     return [use for use in quota_uses(config.home, store, config.quotas, answers) if use.near]
 
 

@@ -180,7 +180,7 @@ def quota_uses(home: Path, store: Store, quotas: Quotas, answers: Mapping[str, i
     """Use of every quota of each site and token.
 
     Args:
-        answers: `Analysts.kept`.
+        answers: `Analysts.stored_bytes`.
     """
     refused, anchors = refused_files(home, store), store.anchor_bytes()
     uses = []

@@ -114,14 +114,14 @@ def relocked(data: bytes, old: bytes, new: bytes | None) -> bytes:
 
     lock = form.NoEncryption() if new is None else form.BestAvailableEncryption(new)
 
-    def again(found: re.Match[bytes]) -> bytes:
+    def reencrypted(found: re.Match[bytes]) -> bytes:
         try:
             key = form.load_pem_private_key(found[0], old)
         except ValueError:
             return found[0]
         return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, lock)
 
-    return _BLOCK.sub(again, data)
+    return _BLOCK.sub(reencrypted, data)
 
 
 def clear_pem(pem: str, name: str) -> str:

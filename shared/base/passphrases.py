@@ -88,7 +88,7 @@ def opened(path: Path, name: str, *, beside: Iterable[str] = ()) -> SigningKey:
 
     Raises: UsageRefusal (nowhere to ask), PassphraseRefusal, and whatever `SigningKey.load` raises.
     """
-    return _asked(path, name, beside=beside)[0]
+    return _unlocked_key(path, name, beside=beside)[0]
 
 
 def changed(path: Path, name: str, *, dry_run: bool = False) -> SigningKey:
@@ -99,7 +99,7 @@ def changed(path: Path, name: str, *, dry_run: bool = False) -> SigningKey:
         dry_run: open it only.
     """
     encrypted = b"ENCRYPTED" in path.read_bytes() if path.is_file() else True
-    key, old = _asked(path, name) if encrypted else (SigningKey.load(path), None)
+    key, old = _unlocked_key(path, name) if encrypted else (SigningKey.load(path), None)
     if dry_run:
         return key
     new = chosen(name, variable=NEW_VARIABLE)
@@ -109,7 +109,7 @@ def changed(path: Path, name: str, *, dry_run: bool = False) -> SigningKey:
     return key
 
 
-def _asked(path: Path, name: str, *, beside: Iterable[str] = ()) -> tuple[SigningKey, str]:
+def _unlocked_key(path: Path, name: str, *, beside: Iterable[str] = ()) -> tuple[SigningKey, str]:
     found = given(name, beside=beside)
     if found is not None:
         return SigningKey.load(path, found), found

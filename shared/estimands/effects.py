@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from shared.estimands.questions import Estimand, Scale
     from shared.plans.dictionary import Dictionary
 
-__all__ = ["NNT", "SCALES", "asked", "asked_of", "effect_name", "in_words", "number_needed", "shown", "time_unit"]
+__all__ = [
+    "NNT",
+    "SCALES",
+    "asked_of",
+    "effect_name",
+    "exact_question",
+    "in_words",
+    "number_needed",
+    "shown",
+    "time_unit",
+]
 
 SCALES: Mapping[str, str] = {"identity": "", "log": "log", "logit": "logit", "fisher_z": "Fisher z"}
 """Displayed name of each analysis scale; blank where nothing was transformed."""
@@ -126,10 +136,10 @@ _OF_MEANS = {
 _SIGNS = {"==": "=", "!=": "≠", ">=": "≥", "<=": "≤"}
 
 
-def asked(term: str, estimand: str) -> str:
+def exact_question(term: str, estimand: str) -> str:
     """Term and question in their exact spelling, each once.
 
-    >>> asked("mean(age)", "mean(age)"), asked("age", "ols(sbp) ~ age")
+    >>> exact_question("mean(age)", "mean(age)"), exact_question("age", "ols(sbp) ~ age")
     ('mean(age)', 'age in ols(sbp) ~ age')
     """
     return estimand if term == estimand else f"{term} in {estimand}"

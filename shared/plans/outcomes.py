@@ -152,7 +152,7 @@ class _PlannedReads:
         from shared.estimands.splines import CURVES
 
         found = cls({}, {}, {}, {}, {})
-        for one in _asked(plan):
+        for one in _column_questions(plan):
             for name, earlier in _row_by_row(one).items():
                 found.reads.setdefault(name, set()).update(earlier)
             own = [name for name in _names(one.outcome, one.event, one.competing, one.duration) if name in columns]
@@ -196,7 +196,7 @@ def _row_by_row(question: Estimand) -> dict[str, set[str]]:
     return {column: same | set(drawn[:k]) for k, column in enumerate(drawn)}
 
 
-def _asked(plan: StudyPlan) -> Iterator[Estimand]:
+def _column_questions(plan: StudyPlan) -> Iterator[Estimand]:
     """The questions of a plan that are of columns."""
     from shared.estimands.questions import parse_estimand
 

@@ -62,7 +62,7 @@ class ClockReading:
             raise SchemaRefusal("a clock's reading must be a UTC time to the millisecond")
 
     @classmethod
-    def asked(cls, site: str, now: dt.datetime) -> ClockReading:
+    def question(cls, site: str, now: dt.datetime) -> ClockReading:
         """A site's own reading, as a question for the other side's."""
         return cls(site=site, nonce=secrets.token_hex(16), time=_written(now))
 

@@ -175,7 +175,7 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
 
     desk.config.approver_key(name)
     plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
-    page = consenting.asked(desk.ledger, desk.config.site, plan)
+    page = consenting.waiting_order(desk.ledger, desk.config.site, plan)
     hold = page.member.hold
     if not dry_run:
         desk.require_running()

@@ -162,7 +162,7 @@ def status(desk: Desk) -> VerbAnswer:
         studies.append(row)
         steps += [step] if step else []
     known = [row["study"] for row in studies if row["plan"]]
-    asked_for, found, heard = _asked(desk, known) if joined else ([], (), False)
+    asked_for, found, heard = _reminders_and_differences(desk, known) if joined else ([], (), False)
     if not heard:
         found = reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
@@ -280,7 +280,9 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> l
     return ["site-agent renew --late --out FILE", *steps] if over else steps
 
 
-def _asked(desk: Desk, studies: list[str]) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:
+def _reminders_and_differences(
+    desk: Desk, studies: list[str]
+) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:
     """Reminders of the study lead, differences between the coordinator and the ledger, and True if it answered.
 
     A call waits for `ASKING_SECONDS` at most.

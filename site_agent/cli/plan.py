@@ -87,7 +87,7 @@ def plan_approve(
     from site_agent.decide.airlock import plan_approval
     from site_agent.decide.airlock.signing import Approver
 
-    asking = plan_approval.asked(desk, study, name=name, today=today())
+    asking = plan_approval.plan_to_approve(desk, study, name=name, today=today())
     plan = asking.plan
     ticked = understood == plan.posture
     if not ticked and not json and sys.stdin.isatty():

@@ -135,7 +135,7 @@ def _learn(desk: Desk, day: str) -> None:
                 desk.plans.receive(study, egress.fetch_plan(study), today=dt.date.fromisoformat(day))
 
 
-def _told(desk: Desk, said: KeyChange, *, new: PublicKey | None, lapsed: int = 0) -> ChangedKey:
+def _reported_change(desk: Desk, said: KeyChange, *, new: PublicKey | None, lapsed: int = 0) -> ChangedKey:
     """Tell the coordinator, if it can be reached: `run` tells it otherwise."""
     fingerprint = "" if new is None else new.fingerprint
     waits = False
@@ -197,7 +197,7 @@ def add_approver(
         desk.ledger.change_keys(_checked(desk, said, [desk.release_key, key, *_opened(desk, by)]))
         reach("approver.noted")
         membership.settle_approvers(desk)
-    return _told(desk, said, new=key.public)
+    return _reported_change(desk, said, new=key.public)
 
 
 def retire_approver(desk: Desk, name: str, *, by: Openers, today: dt.date) -> ChangedKey:
@@ -214,7 +214,7 @@ def retire_approver(desk: Desk, name: str, *, by: Openers, today: dt.date) -> Ch
         desk.ledger.change_keys(_checked(desk, said, [desk.release_key, *_opened(desk, by)]))
         reach("approver.noted")
         membership.settle_approvers(desk)
-    return _told(desk, said, new=None, lapsed=lapsed)
+    return _reported_change(desk, said, new=None, lapsed=lapsed)
 
 
 def replace_approver(
@@ -240,7 +240,7 @@ def replace_approver(
         desk.ledger.change_keys(_checked(desk, said, [desk.release_key, key, *_opened(desk, by)]))
         reach("approver.noted")
         membership.settle_approvers(desk)
-    return _told(desk, said, new=key.public)
+    return _reported_change(desk, said, new=key.public)
 
 
 # -- a ledger that was put back ---------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def rotate_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
         reach("keys.noted")
         key_files.put_in_force(desk.config)
         desk.forget()
-    return _told(desk, said, new=new.public)
+    return _reported_change(desk, said, new=new.public)
 
 
 def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
@@ -313,7 +313,7 @@ def replace_release(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
 
     with StateLock(desk.home):  # without `Desk.locked`, which reads the ledger with the key that is lost
         said, new = _replaced(desk, by, today)
-    return _told(desk, said, new=new)
+    return _reported_change(desk, said, new=new)
 
 
 def _replaced(desk: Desk, by: Openers, today: dt.date) -> tuple[KeyChange, PublicKey]:
@@ -394,4 +394,4 @@ def rotate_snapshot(desk: Desk, *, by: Openers, today: dt.date) -> ChangedKey:
             said = noted[-1]
         key_files.put_snapshot_in_force(config, said.new)
         desk.forget()
-    return _told(desk, said, new=None)
+    return _reported_change(desk, said, new=None)

@@ -100,7 +100,7 @@ class Settled:
 def compare(desk: Witnesses, study: str, answer: Holdings) -> tuple[Discrepancy, ...]:
     """Every release of a study of which the coordinator says something else than this site knows, in ledger order."""
     there = {one.release_id: one for one in answer.holdings}
-    kept = _kept(desk)
+    kept = _stored_acceptances(desk)
     out = []
     for hold in _settled(desk, study):
         held = there.get(hold.release_id)
@@ -120,7 +120,7 @@ def compare(desk: Witnesses, study: str, answer: Holdings) -> tuple[Discrepancy,
 
 def unacknowledged(desk: Witnesses) -> tuple[Discrepancy, ...]:
     """Deliveries that the ledger notes and whose signed acknowledgement is not kept here: cut, or deleted."""
-    kept = _kept(desk)
+    kept = _stored_acceptances(desk)
     if kept is None:
         return ()
     return tuple(
@@ -145,7 +145,7 @@ def _settled(desk: Witnesses, study: str | None = None) -> list[Hold]:
     ]
 
 
-def _kept(desk: Witnesses) -> Mapping[str, Acceptance] | None:
+def _stored_acceptances(desk: Witnesses) -> Mapping[str, Acceptance] | None:
     """The last acceptance kept of each bundle, by digest; None where no coordinator's key is pinned."""
     replies = desk.replies
     return None if replies is None else {one.bundle_sha256: one for one in replies.acceptances()}
@@ -160,7 +160,7 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
     proven = _prove_heads(desk, egress, answer)
     found = compare(desk, study, answer)
     missing = [one for one in found if one.what == MISSING]
-    kept = _kept(desk) or {}
+    kept = _stored_acceptances(desk) or {}
     known = [kept[digest] for one in missing if (digest := desk.ledger.hold(one.release_id).bundle_sha256) in kept]
     if missing:
         with suppress(UnknownMethod):  # an older coordinator: it takes what it does not have as new

@@ -244,7 +244,7 @@ class Egress:
         if self._witness is None:
             raise StateRefusal("a clock must be compared under the coordinator's pinned key", given="no pinned key")
         asked = now()
-        question = ClockReading.asked(site, asked)
+        question = ClockReading.question(site, asked)
         reply: SignedDocument = self._ask("Clock", SignedDocument(envelope=question.signed(key).to_bytes()))
         answered = now()
         reading = self._witness.reading(Envelope.from_bytes(reply.envelope), question)

@@ -265,7 +265,7 @@ class Courier:
                     if not _pending(one):
                         self._forget(state, mine.pop(one.call))  # what all sites are told may answer it again
                 state["answers"].pop(one.call, None)
-                state["answers"][one.call] = _kept(one)
+                state["answers"][one.call] = _stored_form(one)
             state["answers"] = dict(list(state["answers"].items())[-KEPT_ANSWERS:])
             state["post_box"], state["post_box_day"] = number, box.day
             waiting = tuple(str(one["method"]) for one in state["asked"])
@@ -337,7 +337,7 @@ def _pending(one: AnsweredCall) -> bool:
     return isinstance(reply, Enrolment) and reply.state == "pending"
 
 
-def _kept(one: AnsweredCall) -> dict[str, str]:
+def _stored_form(one: AnsweredCall) -> dict[str, str]:
     body = {"method": one.method, "message": _text(one.message), "code": one.code, "text": one.text}
     return {name: value for name, value in body.items() if value or name == "method"}
 

@@ -334,11 +334,11 @@ def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Cha
     """Make a function of a `Book` a method of the ledger: it runs in one transaction that writes nothing."""
 
     @functools.wraps(verb)
-    def asked(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def read(ledger: Chain, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with ledger.transaction() as book:
             return verb(book, *args, **kwargs)
 
-    return asked
+    return read
 
 
 def writing(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:

@@ -80,7 +80,7 @@ def handed(folder: Path, key: SigningKey) -> Iterator[Target]:
         said = parse_json(data)
         if not (isinstance(said, list) and all(isinstance(one, list) and len(one) == 2 for one in said)):
             raise SchemaRefusal("a form must be names and texts")
-        return forms.asked("mini", [(str(name), str(text)) for name, text in said], COLUMNS)
+        return forms.query_request("mini", [(str(name), str(text)) for name, text in said], COLUMNS)
 
     yield Target("page's form", (canonical_json([list(one) for one in FORM]),), filled)
 

@@ -146,7 +146,7 @@ class Hospital:
     def consent(self) -> None:
         from site_agent.training.secure_sum import consent
 
-        page = consent.asked(self.ledger, self.name, self.plan)
+        page = consent.waiting_order(self.ledger, self.name, self.plan)
         consent.give_consent(self.ledger, page, name="steward", key=self.keys.steward)
 
     def start(self, **settings) -> threading.Thread:

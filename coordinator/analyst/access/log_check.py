@@ -101,7 +101,7 @@ class FollowedLog:
         last = max(self._heads, default=None)
         if last is not None and last not in seen:
             seen.append(last)
-        checked = check_view(self._asked([size for size, _ in seen]), self._key, seen)
+        checked = check_view(self._fetch_view([size for size, _ in seen]), self._key, seen)
         lost = [one for one, grew in zip(seen, checked.grew, strict=True) if not grew]
         if lost and (lost != [last] or not self._excused(checked)):
             raise self._fork(checked, lost)
@@ -116,20 +116,20 @@ class FollowedLog:
     def require_one_log_with(self, data: bytes) -> TreeHead:
         """Hold a head that somebody else was shown against the log as it is shown here. Raises: as `follow`."""
         other = open_head(data, self._key)
-        view = check_view(self._asked([other.size]), self._key, [(other.size, other.root)])
+        view = check_view(self._fetch_view([other.size]), self._key, [(other.size, other.root)])
         if not view.grew[0]:
             require_not_before(other, view)
         self.follow(other)
         return other
 
-    def _asked(self, sizes: Sequence[int]) -> LogView:
+    def _fetch_view(self, sizes: Sequence[int]) -> LogView:
         view = self._look(WatchRequest(sizes=tuple(sizes)))
         if not view.head:
             raise IntegrityRefusal("the coordinator must show its log's head", given="none")
         return view
 
     def _excused(self, checked: CheckedView) -> bool:
-        found = excused(checked, self._heads, {one.encode() for one in self._met}, self._asked, self._key)
+        found = excused(checked, self._heads, {one.encode() for one in self._met}, self._fetch_view, self._key)
         if found is None:
             return False
         self._heads = [one for one in self._heads if one[0] <= found[1].size]

@@ -101,7 +101,7 @@ class CourierDesk:
                     header=parcel.header, outcomes=tuple((one.method, "") for one in parcel.calls), newest=False
                 )
             answers = [self._made(service, peer, one) for one in parcel.calls]
-        kept = self._kept(peer.site)
+        kept = self._stored_body(peer.site)
         newest = parcel.header.number >= int(kept.get("number", 0))
         if newest:
             calls = [
@@ -119,7 +119,7 @@ class CourierDesk:
 
         Raises: StateRefusal (no file of the site was taken, or `out` is there); CertificateRefusal (revoked).
         """
-        kept = self._kept(site)
+        kept = self._stored_body(site)
         if not kept.get("certificate"):
             raise StateRefusal(
                 "a site's file must have been taken before there are answers for it",
@@ -224,7 +224,7 @@ class CourierDesk:
     def _path(self, site: str) -> Path:
         return self._config.home / "courier" / f"{site}.json"
 
-    def _kept(self, site: str) -> dict[str, Any]:
+    def _stored_body(self, site: str) -> dict[str, Any]:
         path = self._path(site) if site.replace("-", "").replace("_", "").isalnum() else None
         if path is None or not path.exists():
             return {}

@@ -128,7 +128,7 @@ class Monitor:
         if time.monotonic() - counted < QUOTAS_SECONDS:
             return found
         try:
-            kept = Analysts(self._store, self._quotas).kept()
+            kept = Analysts(self._store, self._quotas).stored_bytes()
             uses = quota_uses(self._home, self._store, self._quotas, kept)
         except (Refusal, OSError):
             return found

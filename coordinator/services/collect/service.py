@@ -533,7 +533,7 @@ class CollectionService:
                 _log.warning("the releases of %s were deleted: their retention is over", study)
         # Beside the calls: a mail server may be slow, and nobody waits for it.
         threading.Thread(target=self._remind, args=(self._today(),), daemon=True).start()
-        for use in quota_uses(self._home, self._store, self._quotas, analysts.kept()):
+        for use in quota_uses(self._home, self._store, self._quotas, analysts.stored_bytes()):
             if use.near:
                 _log.warning("near its quota: %s", use.words)
 

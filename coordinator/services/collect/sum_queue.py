@@ -94,7 +94,7 @@ class SumQueue:
         self._store.write(put)
         reach("sum.after_ask")
 
-    def asked(self, step: SumStep) -> dict[int, bytes]:
+    def order_contents(self, step: SumStep) -> dict[int, bytes]:
         """The content of each site's order in a step, by its place; empty where it was not asked."""
         rows = self._store.read(lambda c: self._rows(c, step))
         return {place: bytes(row.content) for place, row in rows.items()}

@@ -131,7 +131,7 @@ class BundleObjects:
 
     def put(self, digest: str, path: Path) -> None:
         """Send a file's bytes; it stays where it is. Raises: StorageRefusal."""
-        with _asked():
+        with _as_refusals():
             self._files.put_file(f"{path}", self._key(digest))
         reach("ingest.after_move")
         self._forget(digest)
@@ -193,7 +193,7 @@ class BundleObjects:
     def try_out(self) -> tuple[str, str]:
         """Put, read, delete an object: the place, and a warning if what is deleted stays. Raises: StorageRefusal."""
         digest = hashlib.sha256(PROBE).hexdigest()
-        with _asked():
+        with _as_refusals():
             self._files.pipe_file(self._key(digest), PROBE)
             if self._files.cat_file(self._key(digest)) != PROBE:
                 raise OSError
@@ -207,7 +207,7 @@ class BundleObjects:
         with suppress(FileNotFoundError), self._may_lack():
             return self._require(owner, self._files.cat_file(key))
         if not dry_run:
-            with _asked():
+            with _as_refusals():
                 self._files.pipe_file(key, owner.encode())
                 said = self._files.cat_file(key)
             self._require(owner, said)  # of two that claim it at once, one was the last
@@ -228,12 +228,14 @@ class BundleObjects:
 
     @contextmanager
     def _may_lack(self) -> Iterator[None]:
-        """As `_asked`, where an object may be lacking. Raises: StorageRefusal; FileNotFoundError for the object alone.
+        """As `_as_refusals`, where an object may be lacking.
+
+        Raises: StorageRefusal; FileNotFoundError for the object alone.
 
         A bucket that is not there answers as an object that is not: nobody may take its bundles for lost.
         """
         lacking = None
-        with _asked():
+        with _as_refusals():
             try:
                 yield
             except FileNotFoundError as error:
@@ -243,7 +245,7 @@ class BundleObjects:
             raise lacking
 
     def _listed(self) -> dict[str, Hashable]:
-        with _asked():
+        with _as_refusals():
             found = self._files.find(self._root, detail=True)  # with a depth it would pass over errors
         named = {key: key.removeprefix(f"{self._root}/").removesuffix(".zip") for key in found}
         return {name: _state(found[key]) for key, name in named.items() if _DIGEST.fullmatch(name)}
@@ -267,7 +269,7 @@ def _state(said: dict[str, Any]) -> Hashable:
 
 
 @contextmanager
-def _asked() -> Iterator[None]:
+def _as_refusals() -> Iterator[None]:
     """What goes wrong with the store, as a refusal. Raises: StorageRefusal."""
     try:
         yield

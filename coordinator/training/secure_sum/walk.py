@@ -144,12 +144,12 @@ class _Walk:
 
     def whole(self, timeout: float, sleep: Callable[[float], None], clock: Callable[[], float]) -> OpenedSum:
         """All steps, those that were asked before from what is in the database."""
-        contents = self._queue.asked(SumStep.LEVEL) or self._asked_levels()
+        contents = self._queue.order_contents(SumStep.LEVEL) or self._asked_levels()
         for step in SumStep:
             self._queue.ask(step, contents, self._key)
             reach("sum.asked")
             further = SumStep(step + 1) if step < SumStep.OPEN else None
-            after = self._queue.asked(further) if further is not None else {}
+            after = self._queue.order_contents(further) if further is not None else {}
             answers = self._answered(step, contents, after) or self._waited(step, contents, timeout, sleep, clock)
             self._take(step, contents, answers)
             if further is not None:
@@ -302,7 +302,7 @@ class _Walk:
 
     def _weighed(self, sites: list[int]) -> dict[int, bytes]:
         """Looks at the levels that these sites reported, by pilots of the first step that still stand."""
-        asked = LookOrder.from_bytes(next(iter(self._queue.asked(SumStep.LEVEL).values())), self._terms)
+        asked = LookOrder.from_bytes(next(iter(self._queue.order_contents(SumStep.LEVEL).values())), self._terms)
         here, _ = ready(self._store, self._plan)
         pilots = {place: one for place, one in here.items() if asked.pilots.get(place) == one.bundle_sha256}
         sites = [site for site in sites if site in pilots]

@@ -190,7 +190,7 @@ class DerivedDocuments:
     def _given_looks(self, call: Call, request: LooksRequest, path: str = "") -> dict[str, Any]:
         who = self._service.admitted(call, request.study)
         asked = [ExplainRequest(study=request.study, result_id=one) for one in request.ids]
-        documents = [self._service.kept(one) for one in asked]
+        documents = [self._service.stored_answer(one) for one in asked]
         seen = {document["wave"] for document in documents}
         none = {f"{wave}": "no answer as of it is named" for wave in self._delivered(request.study) if wave not in seen}
         return self._looked(call, who, request, documents, none, path)
@@ -282,7 +282,7 @@ class DerivedDocuments:
     ) -> bytes:
         who = self._service.admitted(call, request.study)
         # The answer is looked up each time: one that was deleted, or an end of the study, ends its figures too.
-        document = self._service.kept(request)
+        document = self._service.stored_answer(request)
         call.digest = document["result"]
         place = (document["result"], *what)
         with self._guard:

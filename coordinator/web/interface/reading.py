@@ -20,11 +20,11 @@ def result_of(document: Mapping[str, Any]) -> Result:
     from coordinator.analyst.harmonised import HarmonisedResult
     from coordinator.analyst.result import Result
 
-    def again(**_: Any) -> Result:
+    def refuse_query(**_: Any) -> Result:
         raise ParameterError("a figure must be of the answer as it was given", given="another")
 
     kind = HarmonisedResult if "harmonised" in document else Result
-    return kind(cast("ResultOrigin", None), document, again)  # it asks nothing of the study
+    return kind(cast("ResultOrigin", None), document, refuse_query)  # it asks nothing of the study
 
 
 def figure(given: Mapping[str, Any]) -> None:

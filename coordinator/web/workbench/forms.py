@@ -15,13 +15,15 @@ from shared.estimands.questions import ACROSS
 from shared.wire.analyst_messages import QueryRequest
 from shared.wire.message_limits import FORMULA_CAP
 
-__all__ = ["COMPARISONS", "asked", "formula", "with_repeated"]
+__all__ = ["COMPARISONS", "formula", "query_request", "with_repeated"]
 
 COMPARISONS = ("==", "!=", ">=", ">", "<=", "<")
 _LISTS = ("adjust",)
 
 
-def asked(study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Mapping[str, Any]]) -> QueryRequest:
+def query_request(
+    study: str, form: Sequence[tuple[str, str]], columns: Mapping[str, Mapping[str, Any]]
+) -> QueryRequest:
     """The question of a form that was sent.
 
     Args:

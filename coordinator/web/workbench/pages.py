@@ -144,7 +144,7 @@ class Pages:
         done: Mapping[str, View] = {
             "/design": self._designed,
             "/design/plan.toml": self._plan_file,
-            f"{study}/ask": self._asked,
+            f"{study}/ask": self._answer_question,
             f"{study}/check": self._checked,
             f"{study}/begin": self._begun,
             f"{study}/results/{{result_id}}/looks": self._monitored,
@@ -328,9 +328,9 @@ class Pages:
         study = request.path_params["study"]
         described = await self._document(request, who, "describe", DescribeRequest(study=study))
         columns = forms.with_repeated(described["columns"], described.get("repeated"))
-        return forms.asked(study, request.state.form, {one["name"]: one for one in columns})
+        return forms.query_request(study, request.state.form, {one["name"]: one for one in columns})
 
-    async def _asked(self, request: Request, who: Analyst, session: SignedIn) -> Response:
+    async def _answer_question(self, request: Request, who: Analyst, session: SignedIn) -> Response:
         """Ask, and show the answer; a question that is refused stands in its form again."""
         try:
             found = await self._document(request, who, "query", await self._question(request, who))

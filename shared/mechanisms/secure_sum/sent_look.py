@@ -58,7 +58,7 @@ class SentModel:
             raise SchemaRefusal("a look's scales must be positive", given="others")
 
     @staticmethod
-    def _told(model: ModelAt, level: float) -> dict[str, Any]:
+    def _sent_form(model: ModelAt, level: float) -> dict[str, Any]:
         outcome = model.outcome
         if not isinstance(outcome, Survival | Binary):
             raise ParameterError("a secure sum's outcome must be survival or yes or no", given="another")
@@ -142,7 +142,7 @@ class SentLook(SentModel):
     def of(look: SumLook, start: float, level: float) -> SentLook:
         """Parameters of a look to be sent. An infinite cut is sent as the bounds' largest, which is equivalent."""
         return SentLook(
-            **SentModel._told(look, level),
+            **SentModel._sent_form(look, level),
             start=float(start),
             weight=float(look.weight),
             cut=min(float(look.cut), look.bounds.most),
@@ -203,7 +203,7 @@ class SentVectorLook(SentModel):
     def of(look: VectorLook, start: Sequence[float], level: float) -> SentVectorLook:
         """Parameters of a look to be sent."""
         return SentVectorLook(
-            **SentModel._told(look, level),
+            **SentModel._sent_form(look, level),
             start=tuple(float(one) for one in start),
             weights=_listed(look.weights),
             whitening=_rows(look.whitening),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from site_agent.decide.airlock.signing import Approver
     from site_agent.desk import Desk
 
-__all__ = ["Asking", "approve_plan", "asked", "asks_tick"]
+__all__ = ["Asking", "approve_plan", "asks_tick", "plan_to_approve"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def asks_tick(plan: StudyPlan) -> bool:
     return plan.posture in LEAVES_PERSONS_OPEN
 
 
-def asked(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
+def plan_to_approve(desk: Desk, study: str, *, name: str, today: dt.date) -> Asking:
     """The newest plan of a study, which `name` may approve now. Raises: ConfigRefusal (nobody of that name),
     PlanRefusal (the plan is not meant for this site, or names no quasi-identifiers where the site asks for them),
     BudgetRefusal (its first wave does not fit its own cap, or somebody would see more of it than this site's cap lets

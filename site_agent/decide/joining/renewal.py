@@ -133,7 +133,7 @@ def renew(desk: RenewingSite, *, now: dt.datetime | None = None) -> RenewedIdent
             # It may have been shown, and the answer lost: then it alone is good, and the one before renews nothing.
             with suppress(CertificateRefusal):
                 return _shown(desk, given, before, now)
-        return _shown(desk, _asked(desk, now), before, now)
+        return _shown(desk, _requested_identity(desk, now), before, now)
 
 
 def _wanted(desk: RenewingSite, egress: Egress, now: dt.datetime) -> WantedIdentity:
@@ -153,7 +153,7 @@ def _wanted(desk: RenewingSite, egress: Egress, now: dt.datetime) -> WantedIdent
     return WantedIdentity(key_pem=key_pem, request=request.signed(desk.release_key).to_bytes().decode())
 
 
-def _asked(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
+def _requested_identity(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
     """The next identity, as the coordinator has issued it, kept here."""
     config = desk.config
     under_way = identity.renewals(config)
@@ -163,7 +163,7 @@ def _asked(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
             egress.clock(config.site, desk.release_key)
         follow_authority(desk, egress)  # what issues may be another by now than what is pinned here
         wanted = under_way.asked
-        if wanted is None or wanted.asked.serial != serial_of(config.certificate.read_text()):
+        if wanted is None or wanted.renewal_request.serial != serial_of(config.certificate.read_text()):
             wanted = _wanted(desk, egress, now)
             under_way = replace(under_way, asked=wanted).keep(config)
         reach("renewal.before_ask")
@@ -349,7 +349,7 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
     with StateLock(desk.home):
         under_way = identity.renewals(config)
         late = under_way.late
-        if late is None or late.asked.serial != serial_of(config.certificate.read_text()):
+        if late is None or late.renewal_request.serial != serial_of(config.certificate.read_text()):
             key_pem, csr_pem = new_tls_identity(config.site)
             last = desk.ledger.entries()[-1]
             request = RenewalRequest(

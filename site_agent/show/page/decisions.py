@@ -89,7 +89,7 @@ class Decisions(Frame):
         from site_agent.decide.airlock import plan_approval
 
         name, today = form.get("name", ""), self.today()
-        asking = plan_approval.asked(desk, request.path_params["study"], name=name, today=today)
+        asking = plan_approval.plan_to_approve(desk, request.path_params["study"], name=name, today=today)
         if form.get("plan_hash") != asking.plan.hash:
             raise PlanChanged(
                 "the plan approved must be the plan shown", given="another one", next_step="Read the new one first."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.ledger.book import Hold, Ledger
 
-__all__ = ["ConsentPage", "asked", "give_consent"]
+__all__ = ["ConsentPage", "give_consent", "waiting_order"]
 
 DOCUMENT = "sum-consent.json"
 _MOST = 4 << 20
@@ -47,7 +47,7 @@ class ConsentPage:
     sentences: tuple[str, ...]
 
 
-def asked(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
+def waiting_order(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
     """The order that waits for consent.
 
     Raises: StateRefusal (none does), IntegrityRefusal (another content than was signed), PlanRefusal.
@@ -60,7 +60,7 @@ def asked(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
             given="keys that were offered already" if SumStep.OFFER in member.hold.begun else "none",
             next_step=f"Run site-agent federate {plan.study}: it asks the coordinator.",
         )
-    said, content = _kept(path.read_bytes())
+    said, content = _stored_order(path.read_bytes())
     if sha256_hex(content) != said.content_sha256:
         raise IntegrityRefusal("the order's content must be the one that was signed", given="another")
     order = LookOrder.from_bytes(content, member.terms)
@@ -91,7 +91,7 @@ def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKe
     )
 
 
-def _kept(data: bytes) -> tuple[RoundOrder, bytes]:
+def _stored_order(data: bytes) -> tuple[RoundOrder, bytes]:
     body: Any = parse_json(data, cap=_MOST)
     try:
         said = RoundOrder(**parse_json(body["order"].encode()))
