@@ -48,7 +48,7 @@ class SiteClock:
 
     @property
     def state(self) -> str:
-        """``agrees``, ``differs``, or ``wrong`` where one of the two clocks must be mended."""
+        """``agrees`` within `TOLERATED`, ``differs`` within `WRONG`, else ``wrong``: one of the clocks must be set."""
         apart = abs(self.offset)
         return (
             "agrees" if apart <= TOLERATED.total_seconds() else "differs" if apart <= WRONG.total_seconds() else "wrong"
@@ -56,7 +56,7 @@ class SiteClock:
 
     @property
     def words(self) -> str:
-        """As people say it."""
+        """The offset in words, as in '90 seconds behind this clock'."""
         return f"{span(self.offset)} {'ahead of' if self.offset > 0 else 'behind'} this clock"
 
 

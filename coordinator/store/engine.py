@@ -102,13 +102,13 @@ class Database:
         return "" if said == "ok" else said.splitlines()[0][:200]
 
     def read(self, work: Callable[[sa.Connection], T], *, apart: bool = False) -> T:
-        """What `work` gives on a connection, all of it as of one moment; again where a database server was restarted.
+        """Run `work` on a connection that shows the database as it is at one moment, and return its result.
 
-        What `work` itself asks of this database is read on the same connection: as of the same moment, and within a
-        transaction that writes as that one leaves it.
+        `work` is run again if the database server was restarted meanwhile. A call of `read` within `work` uses the same
+        connection and so sees the same moment; within `write` it sees what that transaction has written so far.
 
         Args:
-            apart: not so; only what is committed.
+            apart: True to take a connection of its own within another call: it sees only what is committed.
         Raises: StorageRefusal.
         """
         held: sa.Connection | None = getattr(self._held, "connection", None)
@@ -126,11 +126,12 @@ class Database:
                 time.sleep(0.2)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one transaction; again from the start when another process was faster, or the server away.
+        """Run `work` in one transaction that may write, and return its result.
 
-        Where the answer to a commit was lost, the database says whether it took place: nothing is done twice.
+        `work` is run again from the start if another process committed first, or if the server was away. If the answer
+        to a commit was lost, the database is asked whether the commit took place, so that nothing is done twice.
 
-        Raises: StorageRefusal; RuntimeError within another that writes, whose end it would wait for without an end.
+        Raises: StorageRefusal; RuntimeError when called within another `write`, which would wait for itself for ever.
         """
         if getattr(self._held, "writes", False):
             raise RuntimeError("a transaction that writes must not be asked for within another")

@@ -392,14 +392,14 @@ class SiteOutlook:
 
     @property
     def warning(self) -> str:
-        """What its lead should hear; blank while everything goes by itself."""
+        """Sentence for the study lead once the certificate ends soon or has ended; blank while renewal needs nobody."""
         if self.life is None or self.life.state in ("good", "due"):
             return ""
         return f"certificate of {self.site}: {self.life.words}"
 
     @property
     def mend(self) -> str:
-        """What mends it."""
+        """Remedy that is shown with `warning`: who does what so that the site has a valid certificate."""
         if self.life is not None and self.life.state == "over":
             return f"{self.site} runs site-agent renew --late; you answer with coordinator renew-late {self.site}."
         return (
@@ -408,7 +408,7 @@ class SiteOutlook:
 
 
 def outlook(sites: Sequence[RegisteredSite], now: dt.datetime) -> tuple[SiteOutlook, ...]:
-    """Every accepted site's certificate, by name."""
+    """Outlook of every accepted site, sorted by name."""
     return tuple(
         SiteOutlook(site=one.site, life=CertificateLife.of(one.certificate_pem, now) if one.certificate_pem else None)
         for one in sites

@@ -124,7 +124,7 @@ class CertificateLife:
 
     @property
     def state(self) -> Literal["good", "due", "near", "over"]:
-        """``near`` where fewer days are left than anybody should ever see; ``over`` after its last moment."""
+        """``good``, ``due`` for renewal, ``near`` its end (so renewal is late), or ``over``: after its end."""
         if self.days < 0:
             return "over"
         return "near" if self.days <= WARNED_DAYS[0] else "due" if self.due else "good"

@@ -125,7 +125,7 @@ class ClockOffset:
 
     @property
     def state(self) -> str:
-        """``agree``, ``differ``, or ``wrong`` where one of the two must be mended before dates mean anything."""
+        """``agree`` within `TOLERATED`, ``differ`` within `WRONG`, else ``wrong``: one of the clocks must be set."""
         apart = max(0.0, abs(self.seconds) - self.within)
         return (
             "agree" if apart <= TOLERATED.total_seconds() else "differ" if apart <= WRONG.total_seconds() else "wrong"

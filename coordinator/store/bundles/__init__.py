@@ -30,37 +30,40 @@ class BundleStore(Protocol):
         """
 
     def take_back(self, digest: str, path: Path) -> None:
-        """Undo `put`: the bytes lie at `path` again, and here no more. Nothing where they are not here."""
+        """Undo `put`: move the bytes back to `path`. Does nothing where they are not stored."""
 
     def read(self, digest: str) -> AbstractContextManager[Path]:
-        """A file with the bytes, for as long as the block lasts; the caller holds them against the digest.
+        """A file with the bytes, which exists until the block ends; the caller checks them against the digest.
 
         Raises: FileNotFoundError.
         """
 
     def holds(self, digest: str) -> bool:
-        """Whether the bytes are here now; nothing remembered answers this."""
+        """True if the bytes are stored now; the store is asked each time, and no earlier answer is used."""
 
     def state(self, digest: str) -> Hashable:
-        """What is another when other bytes have this name, without reading them; None where there are none."""
+        """A mark that changes when the bytes stored under the digest change, found without reading them.
+
+        Returns: a value to compare with an earlier one of the same store; None where no bytes are stored.
+        """
 
     def delete(self, digest: str) -> bool:
-        """Remove the bytes, durably; False where there are none."""
+        """Delete the bytes durably. Returns: False where none were stored."""
 
     def names(self) -> set[str]:
-        """Digests of all that is here."""
+        """Digests of all stored bundles."""
 
     def claim(self, owner: str, *, dry_run: bool = False) -> None:
-        """Mark the place as one coordinator's, so that two never share it by mistake. Again changes nothing.
+        """Mark the place as one coordinator's, so that two never share it by mistake; a second call changes nothing.
 
         Args:
-            owner: what the coordinator and its copies have in common, and no other has.
-            dry_run: look, and mark nothing.
-        Raises: StateRefusal (another's).
+            owner: a text that the coordinator and its copies have in common, and no other coordinator has.
+            dry_run: check the mark, and write none.
+        Raises: StateRefusal: the place is marked as another coordinator's.
         """
 
     def try_out(self) -> tuple[str, str]:
-        """Put, read and delete a few bytes: where they were, and a warning, blank for none."""
+        """Put, read and delete a few bytes. Returns: the place where they were, and a warning (blank for none)."""
 
 
 def bundle_store(place: str, home: Path) -> BundleStore:

@@ -53,7 +53,7 @@ class BundleFolder:
         return self.file(digest).exists()
 
     def state(self, digest: str) -> Hashable:
-        """Its inode, size and times; None where it is not here."""
+        """Inode, size and times of the bundle's file, as `BundleStore.state`; None where there is no such file."""
         try:
             file = self.file(digest).stat()
         except OSError:

@@ -163,9 +163,12 @@ class BundleObjects:
         return self._asked_for(digest) is not None
 
     def state(self, digest: str) -> Hashable:
-        """Its entity tag and size, as of at most `FRESH` seconds ago; None where there is none. Raises: StorageRefusal.
+        """Entity tag and size of the bundle's object, as `BundleStore.state`, at most `FRESH` seconds old.
 
-        All are listed together, a thousand a call: a question may rest on that many.
+        All objects are listed together, a thousand in a call, because a question may rest on that many bundles.
+
+        Returns: None where there is no such object.
+        Raises: StorageRefusal.
         """
         with self._looking:
             if time.monotonic() - self._looked > FRESH:
@@ -228,11 +231,10 @@ class BundleObjects:
 
     @contextmanager
     def _may_lack(self) -> Iterator[None]:
-        """As `_as_refusals`, where an object may be lacking.
+        """As `_as_refusals`, but let FileNotFoundError through where the object is lacking and its bucket is there.
 
-        Raises: StorageRefusal; FileNotFoundError for the object alone.
-
-        A bucket that is not there answers as an object that is not: nobody may take its bundles for lost.
+        The server gives one answer for a lacking bucket and a lacking object, and without this the bundles of a
+        bucket that is away would count as lost.
         """
         lacking = None
         with _as_refusals():
@@ -270,7 +272,7 @@ def _state(said: dict[str, Any]) -> Hashable:
 
 @contextmanager
 def _as_refusals() -> Iterator[None]:
-    """What goes wrong with the store, as a refusal. Raises: StorageRefusal."""
+    """Turn errors of the object store into StorageRefusal; other errors pass."""
     try:
         yield
     except Refusal:
