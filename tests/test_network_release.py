@@ -288,6 +288,30 @@ def test_a_site_releases_a_network_of_the_persons_who_are_not_held_out(ward, stu
     assert all(b"harbour" not in path.read_bytes() for path in folder.iterdir())
 
 
+def test_of_a_large_network_no_more_persons_are_drawn_for_the_steward_than_are_compared(study, ward, monkeypatch):
+    """Plain noise ties half of all pairs: of 20,000 released persons the network took four gigabytes."""
+    from site_agent.models.latent_space import LatentSpace
+    from site_agent.release import networks
+
+    drawn, draw = [], LatentSpace.draw
+
+    def counted(self, latents, *rest, **given):
+        drawn.append(len(latents))
+        return draw(self, latents, *rest, **given)
+
+    monkeypatch.setattr(LatentSpace, "draw", counted)
+    monkeypatch.setattr(networks, "LARGE", 60)
+    monkeypatch.setattr(networks, "MOST_COMPARED", 50)
+    made = ward.release(study)
+    assert drawn[-3:] == [50, 50, 50]
+    assert set(made.audit["utility"]["degree"]) >= {
+        "released",
+        "without noise",
+        "from the held-out alone",
+        "plain noise",
+    }
+
+
 def read_records(ward: Ward, plan: StudyPlan) -> records.Records:
     return records.read(ward.source, plan.dictionary, key=KEY, rules=plan.release.edges)
 

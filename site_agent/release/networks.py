@@ -31,6 +31,7 @@ from shared.mechanisms.grand.labels import LEAST_OF_A_LABEL, LabelPrivate
 from shared.mechanisms.grand.noise import Labelled
 from shared.mechanisms.grand.plan import GrandPlan
 from shared.plans.encoding import Encoder, typed
+from site_agent.models.controls import LARGE
 from site_agent.release import sealed_state
 from site_agent.release.embeddings import EMBEDDING, Embedding, EmbeddingBase, placed_by
 from site_agent.release.protocol import Drawing, Progress, unread
@@ -379,11 +380,16 @@ class NetworkRelease(Drawing):
         low, high = reference.min(axis=0), reference.max(axis=0)
         # As if each coordinate were released by itself within the range of the held-out: what adding noise costs.
         plain = np.clip(latents, low, high) + draws.laplace(size=latents.shape) * (high - low) * mechanism.scale
+
+        def few(z: Any) -> Any:
+            """Persons to draw: of a large network no more than are compared. Plain noise ties half of all pairs."""
+            return z if n <= LARGE else z[np.sort(draws.permutation(n)[:size])]
+
         arms = {
             "released": adjacency(self._sealed, directed=self._release.directed),
-            "without noise": space.draw(latents, draws.bytes(32)),
-            "from the held-out alone": space.draw(self._into[draws.integers(0, m, n)], draws.bytes(32)),
-            "plain noise": space.draw(plain, draws.bytes(32)),
+            "without noise": space.draw(few(latents), draws.bytes(32)),
+            "from the held-out alone": space.draw(few(self._into[draws.integers(0, m, n)]), draws.bytes(32)),
+            "plain noise": space.draw(few(plain), draws.bytes(32)),
         }
         truth = some(real, size)
         self._densities = _over(arms["released"], real, m)
