@@ -154,44 +154,50 @@ REPORTED = {
 HALVES = {"tuning": "tuning half", "reporting": "reported half"}
 HEAD = """## Refusing a pool that most of its sites doubt
 
-It was asked that pools correct a bias that their sites share, or are refused where most sites carry the
-doubt. Neither is done, by what stands here ([decision 54](decisions/0054-a-doubted-pool-is-answered.md)). Latent noise,
-w = {w}, {sites} sites of {n:,}: each simulated world with one type of outcome in rotation, on patients and noise of its
-own, one draw (`python -m tests.benchmarks.zoo_doubts`). What a refusal takes of the wrong answers is held against what
-it takes of the right ones, where rows deny the model at sites with more than half of the pool's weight, and where a
-caution stands by the answer:
+It was asked that pools correct a bias that their sites share, or are refused where most sites carry the doubt.
+Neither is done, because of the figures below ([decision 54](decisions/0054-a-doubted-pool-is-answered.md)).
+They are of latent noise, w = {w}, {sites} sites of {n:,}: each simulated world with one type of outcome in rotation, \
+on patients and noise of its own, one draw (`python -m tests.benchmarks.zoo_doubts`).
+The table compares what a refusal takes of the wrong answers with what it takes of the right ones, where rows deny the \
+model at sites with more than half of the pool's weight, and where a caution stands by the answer:
 """
 CAUTIONED = """
-The same of all records of the reported half above, where every answer that carries a caution is refused. Of noisy
-moments what a caution tells, two figures that contradict each other or a coefficient that is not declared, is of all
-sites together:
+The same for all records of the reported half above, if every answer that carries a caution were refused.
+For noisy moments a caution says that two figures contradict each other, or that a coefficient is not declared, and is \
+about all sites together:
 """
 CORRECT = """
 ## Taking an estimated bias off a pool
 
-In the same answers, what a coordinator can estimate of a shared bias from released rows alone: these are taken for
-records, and flows fitted on them draw them again, four times; or the answer itself, of which a share would be lacking.
-It is taken off whole, and times the slope that the tuning half gives it (± its standard error, by leaving out one world
-at a time); intervals move with it, as wide as before:
+In the same answers, a coordinator can estimate a shared bias from released rows alone in two ways.
+It takes the released rows for records, and flows fitted on them draw them again, four times.
+Or it takes a share of the answer itself, which would be lacking.
+The estimate is taken off whole, and times the slope that the tuning half gives it (± its standard error, by leaving \
+out one world at a time); intervals move with it, as wide as before:
 """
 MISFIT = """
-What a coordinator cannot know: how far so many rows drawn from the flows that no noise is left are from the records. Of
-it a share is taken off that the tables of neither half give:
+A coordinator cannot know how far from the records so many rows drawn from the flows lie that no noise is left.
+Of this distance a share is taken off that the tables of neither half give:
 """
 DRAWN = """
-What noisy moments at ε = 1, every coefficient declared, draw towards none, over coefficients, in their own standard
+What noisy moments at ε = 1, every coefficient declared, draw towards none, over coefficients, in their own standard \
 errors (± as if coefficients were independent):
 """
 WORDS = """
-Of the few answers of latent noise that lie outside their interval a refusal takes some, with many right ones; what is
-left holds hardly more often, for all did nearly always. Of declared coefficients the answers that carry a caution are
-right ones. To refuse all undeclared ones, right and wrong, is what a plan that declares them makes needless.
+Of the few answers of latent noise that lie outside their interval a refusal takes some, together with many right ones.
+What is left holds hardly more often, because nearly all answers held before.
+Among declared coefficients the answers that carry a caution are right ones.
+Refusing all undeclared ones, right and wrong, is not needed where a plan declares them.
 
-What flows fitted on the released rows move tells nothing of what the first flows moved: taken off, it adds its own
-error. That is not for want of a better estimate: of the flows' true misfit, which only hospitals could tell, next to no
-share is in the answers of the other tables, for outcomes are drawn last and their laws are put right on the records.
-(The marker of `heavy tails` at 20,000 patients is an exception on the reported half: answer and misfit are both far off
-there, in opposite directions, so that a share taken off would make it worse.) Noisy moments lie towards none by a
-fraction of their own error, most where 48 sites of 1,000 patients are pooled; the other tables, by which a share to
-take off would be chosen, show none. A bias that rows drawn of the told model would show was not measured.
+What flows fitted on the released rows move says nothing about what the first flows moved: taken off, it adds its own \
+error.
+A better estimate would not help.
+Next to no share of the flows' true misfit, which only hospitals could report, is in the answers of the other tables, \
+because outcomes are drawn last and their laws are put right on the records.
+(The marker of `heavy tails` at 20,000 patients is an exception on the reported half: answer and misfit are both far \
+off there, in opposite directions, so that taking a share off would make it worse.)
+
+Noisy moments lie towards none by a fraction of their own error, most where 48 sites of 1,000 patients are pooled.
+The other tables, by which a share to take off would be chosen, show no such drift.
+A bias that would show in rows drawn of the released model was not measured.
 """

@@ -56,19 +56,21 @@ def _by_term() -> str:
 MECHANISMS = {"latent": "latent noise, w = 0.8", "moments": "noisy moments, ε = 1"}
 HEAD = """## Four small real hospitals
 
-The UCI heart disease tables of Cleveland, Budapest, Switzerland and Long Beach ({patients} patients
-with every column): a logistic model of the disease and a linear one of the highest pulse, each on age, sex and angina,
-{draws} draws, through latent noise (w = 0.8, outcomes last) and noisy moments (ε = 1, every coefficient declared), held
-against what the hospitals' own records pool to (`python -m tests.benchmarks.zoo_heart`; the tables are in no
-repository). No setting was chosen by them; their logistic model is also `heart` in the tables above.
+The UCI heart disease tables of Cleveland, Budapest, Switzerland and Long Beach ({patients} patients with every column).
+They are asked a logistic model of the disease and a linear one of the highest pulse, each on age, sex and angina.
+{draws} draws of each went through latent noise (w = 0.8, outcomes last) and noisy moments (ε = 1, every coefficient \
+declared), and are held against what the hospitals' own records pool to.
+`python -m tests.benchmarks.zoo_heart` makes these figures; the tables are in no repository.
+No setting was chosen by them; their logistic model is also `heart` in the tables above.
 """
 BY_TERM = """
 By coefficient, the mean of all draws:
 """
 WORDS = """
-Through latent noise the hospitals' answer is nearly as sure as from their records. At ε = 1 noisy moments of so few
-patients keep the large effects on the disease, in intervals several times as wide. Of the pulse by age they keep a
-small part in the mean of all draws: its interval is so wide that it mostly holds the records' answer, those of single
-hospitals hold theirs too seldom, and neither shows that the error has one sign. The hospitals differ less in both
-releases than in the records: noise hides part of that.
+Through latent noise the hospitals' answer is nearly as sure as from their records.
+At ε = 1 noisy moments of so few patients keep the large effects on the disease, in intervals several times as wide.
+Of the effect of age on the pulse they keep a small part in the mean of all draws.
+Its pooled interval is so wide that it mostly holds the records' answer, while those of single hospitals hold theirs \
+too seldom; neither shows that the error has one sign.
+The hospitals differ less in both releases than in the records, because noise hides part of the difference.
 """

@@ -510,7 +510,7 @@ def page() -> str:
         "## What was asked for\n",
         bars(),
         "## Latent noise, by patients, sites and w\n",
-        "Posture `local`, outcomes drawn last. The first 4 and 12 of the 48 sites are sites of their own rows.\n",
+        "Posture `local`, outcomes drawn last.\nRows with K = 4 and 12 are of the first 4 and 12 of the 48 sites.\n",
         by_size(),
         "## Latent noise by type of outcome: n = 1,000, K = 12, w = 0.8, real tables at their own size\n",
         by_part("zoo", "kind"),
@@ -519,8 +519,8 @@ def page() -> str:
         "## Questions that the plan does not name: the same models on every second covariate\n",
         by_part("zoo_fewer", "kind"),
         "## With outcomes and covariates in one flow\n",
-        'What plans signed before have, and `training.outcomes = "joint"`: no distance is told of it, and\n'
-        "*told* is how often one would have held.\n",
+        'Plans signed before have this, and so have those with `training.outcomes = "joint"`.\n'
+        "No distance is told for it; *told* is how often one would have held.\n",
         by_part("zoo_joint", "kind"),
         "## Mechanisms that release figures\n",
         by_mechanism(),

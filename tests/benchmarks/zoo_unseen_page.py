@@ -90,43 +90,59 @@ def _rows() -> str:
 
 HEAD = """## Tables that the project had never used
 
-Twelve real tables of R packages: trials of colon cancer and of gums in pregnancy, plasma cells, transplants, prostate
-cancer, days in American hospitals, smokers who stop, births, children in Botswana, contraception in Bangladesh, pupils,
-and tests for COVID-19. Columns, bounds, parts and questions were written down, and committed, before any of them was
-looked at (`tests/benchmarks/worlds/unseen.py`); parts are clinics, hospitals, districts or schools where the table has
-them. They have what an epidemiologist plans and the worlds above have little of: nominal factors, squares, an
-interaction, counts less spread than a Poisson law, parts of 100 to 900 patients. No setting was chosen by them: this is
-the first look; `python -m tests.benchmarks.zoo_unseen` makes every figure of this part. Three draws of each model.
+Twelve real tables of R packages: trials of colon cancer and of gums in pregnancy, plasma cells, transplants, prostate \
+cancer, days in American hospitals, smokers who stop, births, children in Botswana, contraception in Bangladesh, \
+pupils, and tests for COVID-19.
+Columns, bounds, parts and questions were written down, and committed, before any of the tables was looked at \
+(`tests/benchmarks/worlds/unseen.py`); parts are clinics, hospitals, districts or schools where the table has them.
+They have what an epidemiologist plans and the worlds above have little of: nominal factors, squares, an interaction, \
+counts less spread than a Poisson law, parts of 100 to 900 patients.
+No setting was chosen by them: this is the first look.
+`python -m tests.benchmarks.zoo_unseen` makes every figure of this part, with three draws of each model.
 
 Latent noise, outcomes last, the planned questions with their squares and products:
 """
 BENT = """
-Asked a polynomial or a spline in place of a square, flows drew both it and what goes with it wrong, by up to three of
-the records' errors: a law of the outcome had the squares that a plan writes out, and curves only where the records ask
-for one loudly. Laws have a planned curve as well since (decision 28); by two tables it was seen what to do, and the
-others are as they were after it. Of those, one more, a spline of mgus, had been seen to fail before: births, nhefs,
-schools and covid alone were wholly unseen. Nothing else of this part moved by it.
+When a polynomial or a spline was asked in place of a square, flows got both it and the covariates that go with it \
+wrong, by up to three of the records' errors.
+A law of the outcome had the squares that a plan writes out, and curves only where the records ask for one loudly.
+Laws have a planned curve as well since ([decision 28](decisions/0028-outcomes-last.md)).
+Two tables showed what to do; the figures of the others are from after that.
+Of those one more, a spline of mgus, had been seen to fail before: births, nhefs, schools and covid alone were wholly \
+unseen.
+Nothing else of this part moved because of it.
 """
 ALONE = """
-One hospital by itself, beside what its own records say. Of noisy figures they are parts of a few hundred patients at
-ε = 1, and of numeric covariates their noise is many times as large as their patients'; the hospital is told so before
-such a release leaves (*too small a site*, [choosing.md](choosing.md#noisy-moments)):
+One hospital by itself, beside what its own records say.
+For noisy figures these are parts of a few hundred patients at ε = 1, and for numeric covariates their noise is many \
+times as large as their patients' error.
+The hospital is told so before such a release leaves (*too small a site*, [choosing.md](choosing.md#noisy-moments)):
 """
 FIGURES = """
-Pooled, of noisy figures. Noisy moments hold no square and no product, and of tables a square drowns: the same models
-are asked without.
+Pooled answers of noisy figures.
+Noisy moments hold no square and no product, and in tables a square drowns in noise, so the same models are asked \
+without them.
 """
 WORDS = """
-What was found by them: curves, as said above. And asked a planned square, noisy moments and slicing said that there
-is none, in a narrow interval, because rows drawn of their fit have none; both refuse it since, as they refuse an
-interaction (`tests/test_moments_study.py`). An effect by stretches of time (`by_time`) is drawn towards its mean by
-latent noise, and carries a caution since. Where most persons have one value of a covariate (cigarettes, creatinine)
-within wide bounds, noisy moments have no answer, which is known once the release is paid for: the refusal said to
-take more bins, with which hospitals of this size learn nothing; it says bands since, and `plan check` warns of whole
-numbers from 0. Nothing else was changed. What is left: with next to no noise, noisy moments are the records' own
-answer in four of five tables with a nominal covariate, and miss it in contraception, where the first of four levels
-is not the commonest and age bends: the planned model lets levels overlap, and no caution tells it (`plan check` says
-which level to write first); a single hospital's interval of a declared coefficient holds too seldom; of latent noise
-a square, a curve or a product that the plan names carries the caution that it is the flow's, the right ones too; and
-in tables of few coarse columns a copied row is what a stranger's row may be, so that few copies are found.
+These tables showed four faults, and each led to a change:
+
+- Curves came out wrong, as said above.
+- Asked a planned square, noisy moments and slicing said that there is none, in a narrow interval, because rows drawn \
+from their fit have none.
+  Both refuse a square since, as they refuse an interaction (`tests/test_moments_study.py`).
+- An effect by stretches of time (`by_time`) is drawn towards its mean by latent noise, and carries a caution since.
+- Where most persons have one value of a covariate (cigarettes, creatinine) within wide bounds, noisy moments have no \
+answer, which is known only after the release is paid for.
+  The refusal said to take more bins, with which hospitals of this size learn nothing; it says bands since, and \
+`plan check` warns of whole numbers from 0.
+
+Nothing else was changed because of them, and this is left:
+
+- With next to no noise, noisy moments are the records' own answer in four of five tables with a nominal covariate.
+  They miss it in contraception, where the first of four levels is not the commonest and age bends: the planned model \
+lets levels overlap, and no caution tells it (`plan check` says which level to write first).
+- A single hospital's interval of a declared coefficient holds too seldom.
+- With latent noise a square, a curve or a product that the plan names carries the caution that it is the flow's, the \
+right ones too.
+- In tables of few coarse columns a copied row may equal a stranger's row, so that few copies are found.
 """
