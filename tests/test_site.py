@@ -87,6 +87,37 @@ def test_a_name_that_is_not_there_is_found():
         assert not is_there(name)
 
 
+SENTENCE_END = re.compile(r"[.!?][)*\"”’]*\s+(?=\W*[^\W\d_])")
+ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|et al|vs|cf|[A-Z])\.")
+ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s+")
+NOT_A_SENTENCE_A_LINE = ("docs/decisions/", "docs/architecture.md", "docs/estimands-checked.md")
+
+
+def wrapped_or_joined(page: str) -> list[str]:
+    """Lines of prose that hold the end of a sentence within, or end before their sentence does."""
+    found, before = [], ""
+    for line in re.sub(r"(?ms)^```.*?^```", "", page).splitlines():
+        prose = line.strip() and not line.startswith(("|", "#", "<", "    "))
+        plain = ABBREVIATED.sub("x", re.sub(r"`[^`]*`|\]\([^)]*\)", "x", line)) if prose else ""
+        if SENTENCE_END.search(ITEM.sub("", plain, count=1)):
+            found.append(line)
+        if before and plain and not ITEM.match(line) and not re.search(r"[.:;!?…][)*\"”’]*$", before):
+            found.append(line)
+        before = line if prose else ""
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES.documents() if not page.startswith(NOT_A_SENTENCE_A_LINE)])
+def test_each_sentence_of_a_document_has_a_line_of_its_own(page):
+    assert wrapped_or_joined(text(page)) == []
+
+
+def test_a_line_of_two_sentences_and_one_that_is_wrapped_are_found():
+    assert wrapped_or_joined("One. Two.") == ["One. Two."]
+    assert wrapped_or_joined("One is\nwrapped.") == ["wrapped."]
+    assert wrapped_or_joined("- One (Smith et al. 2020).\n  Two, of `a. B`:\n\n| a. B |\n\nThree.") == []
+
+
 def test_every_document_has_a_place_in_the_navigation():
     listed = set(re.findall(r"(?m)^ +- (\S+\.md)$", text("mkdocs.yml")))
     inside = {PAGES.in_site(path) for path in PAGES.documents() if not path.startswith("docs/decisions/")}
