@@ -37,7 +37,7 @@ from coordinator.answers.curves import curves as made_curves
 from coordinator.answers.release_selection import holding
 from coordinator.config import FILE_NAME, AnalysisSettings
 from coordinator.pooling.pool import pool_estimates
-from coordinator.services import analysis
+from coordinator.services import analysis, documents
 from coordinator.services.authority import Authority
 from coordinator.services.compute.workers import Workers
 from coordinator.services.documents import FORMULA_LETTERS
@@ -599,6 +599,19 @@ def test_the_record_has_every_question_with_its_label_day_and_analyst(desk):
     assert {line["subject"] for line in lines} == {answer.id}
     assert {line["day"] for line in lines} == {dt.datetime.now(dt.UTC).date().isoformat()}
     assert lines[0]["question"]["estimand"] == "cox(time, cvd) ~ chol/40"
+
+
+def test_an_answer_that_was_given_is_read_once_and_its_line_stays_the_same(desk, study, monkeypatch):
+    read, parse = [], documents.parse_json
+    monkeypatch.setattr(documents, "parse_json", lambda data, **more: read.append(len(data)) or parse(data, **more))
+    for _ in range(3):
+        study.query("", "mean(age, subset = age >= 41)")
+    first, *others = [vars(line) for line in desk.analysts.record("cvd")][-3:]
+    assert [{**line, "number": first["number"]} for line in others] == [first, first]
+    assert len(read) == 1, "the second time; the first is not read at all"
+    desk.running._analysis.service.forget()
+    study.query("", "mean(age, subset = age >= 41)")
+    assert len(read) == 2
 
 
 def test_the_record_says_of_a_planned_question_what_its_heading_says_however_it_was_asked(desk):

@@ -34,7 +34,14 @@ from coordinator.services.compute.engine import PATIENCE, ComputeEngine
 from coordinator.services.compute.parts import dealt
 from coordinator.services.compute.tasks import selection_of
 from coordinator.services.compute.workers import TaskLimits
-from coordinator.services.documents import document_of, release_document, set_hash, tried
+from coordinator.services.documents import (
+    GivenAnswer,
+    document_of,
+    known_answers,
+    release_document,
+    set_hash,
+    tried,
+)
 from coordinator.services.quotas import CallRate
 from coordinator.store.log_watch import LogWatch
 from coordinator.store.rows import ReleaseLine
@@ -113,6 +120,7 @@ class AnalysisService:
         self._guard = threading.Lock()
         self._missing: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._holdings: OrderedDict[tuple[object, ...], release_selection.ReleaseSelection] = OrderedDict()
+        self._known = known_answers()
 
     def start(self) -> None:
         """Begin what the first question would have to wait for."""
@@ -126,7 +134,7 @@ class AnalysisService:
     def forget(self) -> None:
         """Leave nothing in memory of what releases held until now."""
         with self._guard:
-            self._holdings, self._missing = OrderedDict(), OrderedDict()
+            self._holdings, self._missing, self._known = OrderedDict(), OrderedDict(), known_answers()
         self._engine.forget()
 
     @property
@@ -327,15 +335,14 @@ class AnalysisService:
         result_id = sha256_hex(canonical_json({"study": study, "question": query | maps, **state, **made_by}))[:32]
         call.digest = result_id
 
-        def line(document: Mapping[str, Any]) -> dict[str, Any]:
-            answer = document.get("summed", document["pooled"])
+        def line(given: GivenAnswer) -> dict[str, Any]:
             return {
                 "study": study,
                 "kind": "query",
                 "subject": result_id,
-                "question": {**document["asked"], "beta": answer["beta"], "rests_on": set_hash(rests)},
-                "label": request.label or ("confirmatory" if document["planned"] else "exploratory"),
-                "planned": document["planned"] or "",
+                "question": {**given.question, "rests_on": set_hash(rests)},
+                "label": request.label or ("confirmatory" if given.planned else "exploratory"),
+                "planned": given.planned,
                 "today": self._today(),
             }
 
@@ -358,16 +365,17 @@ class AnalysisService:
                 rest = {name: made[name] for name in ("wave", "used", "numbers")}
                 draft = ResultDraft(study=study, kind="analysis", question=document["asked"], **rest)
                 saved = functools.partial(remember, draft=draft, today=self._today())
-                data = self.analysts.give(who, canonical_json(document), beside=saved, **line(document))
+                data = self.analysts.give(who, canonical_json(document), beside=saved, **line(GivenAnswer.of(document)))
                 self._given += 1
                 if self._given % PRUNE_EVERY == 0:
                     self.analysts.prune()
                 return self._cautioned(Document(json=data), rests)
-        document = parse_json(data, cap=MESSAGE_CAP)
-        self.analysts.note(who, **line(document))
-        if "log" in document["provenance"]:
+        known = self._known.of(data)
+        self.analysts.note(who, **line(known))
+        if known.proven:
             return self._cautioned(Document(json=data), rests)
-        return self._cautioned(document_of(self._proven(document)), rests)  # kept by a version that proved nothing
+        document = self._proven(parse_json(data, cap=MESSAGE_CAP))  # kept by a version that proved nothing
+        return self._cautioned(document_of(document), rests)
 
     def _cautioned(self, answer: Document, rests: Mapping[str, str]) -> Document:
         """The answer, stored ones too, with a caution on sites that have not compared since a restore."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from coordinator.store.rows import AcceptedRelease
-from shared.base.canonical import canonical_json, sha256_hex
+from coordinator.store.rows import AcceptedRelease, Remembered
+from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     Refusal,
 )
@@ -15,8 +16,11 @@ from shared.wire.analyst_messages import (
     Document,
     QueryRequest,
 )
+from shared.wire.transport import MESSAGE_CAP
 
-__all__ = ["FORMULA_LETTERS", "document_of", "release_document", "set_hash", "tried"]
+__all__ = ["FORMULA_LETTERS", "GivenAnswer", "document_of", "known_answers", "release_document", "set_hash", "tried"]
+
+ANSWERS_KNOWN = 1024
 
 FORMULA_LETTERS = 512  # letters of a refused formula that the record keeps
 
@@ -51,3 +55,28 @@ def release_document(release: AcceptedRelease) -> dict[str, Any]:
     more = ("log_index", "log_root", "accepted_day", "withdrawn", "receipt")
     document = {name: getattr(release, name) for name in (*names, *more)} | {"receipt_hash": release.receipt.hash}
     return document | {"epsilon": release.receipt.stated_epsilon, "epsilon_given": release.receipt.given}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenAnswer:
+    """What the record says of an answer that was given, and whether the log's proofs of its releases stand in it.
+
+    Args:
+        question: with its number. planned: name of the planned analysis, or blank.
+    """
+
+    question: Mapping[str, Any]
+    planned: str
+    proven: bool
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> GivenAnswer:
+        """That of a document."""
+        answer = document.get("summed", document["pooled"])
+        question = {**document["asked"], "beta": answer["beta"]}
+        return cls(question=question, planned=document["planned"] or "", proven="log" in document["provenance"])
+
+
+def known_answers() -> Remembered[GivenAnswer]:
+    """A memory of what is said of answers, by their bytes: half a megabyte to be read where sites are hundreds."""
+    return Remembered(lambda data: GivenAnswer.of(parse_json(data, cap=MESSAGE_CAP)), ANSWERS_KNOWN)

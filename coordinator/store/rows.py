@@ -27,6 +27,7 @@ __all__ = [
     "Quarantined",
     "RegisteredSite",
     "ReleaseLine",
+    "Remembered",
     "ResultDraft",
     "Revision",
     "SavedResult",
