@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from coordinator.services.collect.service import CollectionService, utc_today
 from coordinator.services.health import require_home, require_whole
 from coordinator.store.store import Store
 from shared.base.archive import sweep
+from shared.base.memory import give_back
 from shared.errors import (
     LockedRefusal,
 )
@@ -36,6 +38,7 @@ from shared.wire.transport import CallLimits, PortSettings, Server, Service
 __all__ = ["CoordinatorServer", "ServerSettings", "serve"]
 
 DESCRIPTORS = 65_536
+TIDYING = 30  # seconds after which memory that deliveries have left is given back
 STARTING = 60.0  # seconds for which one of several waits for the first, which looks after the folders
 
 
@@ -246,6 +249,8 @@ def serve(
     # thread goes to sleep on a lock, it runs only at the next signal, and the server would not end.
     wake, wake_up = os.pipe()
     os.set_blocking(wake_up, False)
+    signals = select.poll()
+    signals.register(wake, select.POLLIN)
     earlier = {number: signal.signal(number, lambda *_: None) for number in stopping}
     before = signal.set_wakeup_fd(wake_up)
     try:
@@ -254,8 +259,8 @@ def serve(
             ready(coordinator.port)
             if coordinator.monitor is not None and coordinator.monitor.port:
                 watched(coordinator.monitor.port)
-            while os.read(wake, 1)[0] not in stopping:
-                pass
+            while not (signals.poll(1000 * TIDYING) and os.read(wake, 1)[0] in stopping):
+                give_back()
             coordinator.drain()
             time.sleep(drain)
         finally:
