@@ -1,6 +1,6 @@
 """How much memory a 50 MB release takes on each side while it is delivered: of each process, peak resident size.
 
-python -m tests.benchmarks.upload_memory
+python -m tests.benchmarks.upload_memory [megabytes [name]]
 
 The peak is the kernel's (`VmHWM`), reset before the delivery, so that it counts the delivery and not the imports. That
 of the process which opens the bundle is sampled, and counts what it was forked with; without what files back
@@ -37,13 +37,13 @@ def send(settings, releases, pipe):
             pipe.send({"before_mb": before, "increase_mb": resident(name="VmHWM") - before, "seconds": seconds})
 
 
-def main():
+def main(megabytes=MEGABYTES, name="upload_memory"):
     import numpy as np
     from service import Hub
 
     from tests.benchmarks import record
 
-    rng, rows = np.random.default_rng(SEED), rows_of(MEGABYTES)
+    rng, rows = np.random.default_rng(SEED), rows_of(float(megabytes))
     with tempfile.TemporaryDirectory() as folder:
         hub = Hub(Path(folder) / "hub", study(), "north")
         # A small one first: imports and first allocations are not the bundle's.
@@ -58,8 +58,8 @@ def main():
     size = made[-1].statement.bundle_bytes / 1e6
     results = {"bundle_mb": size, "rows": rows, "columns": COLUMNS, "coordinator": at_hub, "site": at_site}
     print(json.dumps(results, indent=1))
-    print(record.write("upload_memory", results, SEED))
+    print(record.write(name, results, SEED))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
