@@ -13,6 +13,7 @@ from statsmodels.stats.contingency_tables import Table2x2
 from coordinator.analyst import commands as client
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms
+from coordinator.pooling.pool import Pooling
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 from shared.estimands.columns import TableCell
@@ -63,7 +64,7 @@ def test_a_histogram_has_numpys_counts_and_a_half_where_there_are_none():
 
 def test_the_test_of_independence_is_near_pearsons_and_holds_its_level():
     table = made(4000, 3)
-    (found,) = joint_of_terms(estimate(table, CROSS, site="A", levels=LEVELS), CROSS, method="FE", test="z", level=0.95)
+    (found,) = joint_of_terms(estimate(table, CROSS, site="A", levels=LEVELS), CROSS, Pooling(method="FE", test="z"))
     theirs = stats.chi2_contingency(pd.crosstab(table.stage, table.arm))
     found_chi2, df = found["sentence"].split("χ² ")[1].split(" df")[0].split(" on ")
     assert int(df) == theirs.dof

@@ -16,6 +16,7 @@ import pytest
 from coordinator.figures.dose_response import curve_figure, curve_of
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms
+from coordinator.pooling.pool import Pooling
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, parse_estimand
 from shared.estimands.formulas import parse
@@ -116,7 +117,7 @@ def test_the_pooled_curve_is_the_models_and_has_no_width_at_its_reference(tmp_pa
     assert all(
         row.warnings for row in rows if row.term.startswith("ns(")
     )  # rows hold a curve as far as a flow draws it
-    [entry] = joint_of_terms(rows, question, method="FE", test="z", level=0.95)
+    [entry] = joint_of_terms(rows, question, Pooling(method="FE", test="z"))
     curve, basis = entry["curve"], basis_of(parse(KNOTS))
     assert (curve["of"], curve["reference"], len(curve["x"])) == ("age", 65.0, 61)
     at = basis.columns(np.array([75.0, 65.0])) @ entry["beta"]

@@ -16,7 +16,7 @@ import statsmodels.formula.api as smf
 
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import JointRow, joint_of_terms, joint_rows, pool_joint
-from coordinator.pooling.pool import pool
+from coordinator.pooling.pool import Pooling, pool
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 
@@ -159,7 +159,7 @@ def test_a_factors_levels_are_pooled_together_with_the_releases_variance():
         pushes = influence(table, question)
         r = np.corrcoef(pushes["stage[b]"], pushes["stage[c]"])[0, 1]
         assert next(row for row in own if row.term == "stage[b]").correlations["stage[c]"] == pytest.approx(r, abs=0.1)
-    [found] = joint_of_terms(rows, question, method="REML", test="z", level=0.95)
+    [found] = joint_of_terms(rows, question, Pooling(method="REML", test="z"))
     assert (found["term"], found["terms"], found["reason"]) == ("stage", ["stage[b]", "stage[c]"], "")
     for site, here in zip("ABCD", found["sites"], strict=True):
         vi = [row.vi for row in rows if row.site == site and row.term.startswith("stage")]
@@ -167,5 +167,5 @@ def test_a_factors_levels_are_pooled_together_with_the_releases_variance():
     assert found["p"] < 0.001
     assert found["sentence"].startswith("2 coefficients pooled together (REML, prop, z; 4 sites)")
     blind = [replace(row, correlations={}) for row in rows]
-    [refused] = joint_of_terms(blind, question, method="REML", test="z", level=0.95)
+    [refused] = joint_of_terms(blind, question, Pooling(method="REML", test="z"))
     assert "its answer has no covariances of its terms" in refused["reason"]

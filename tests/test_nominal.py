@@ -12,7 +12,7 @@ from stage.models import HERE, LEVELS, agrees, made, reference
 
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms
-from coordinator.pooling.pool import pool_estimates
+from coordinator.pooling.pool import Pooling, pool_estimates
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand
 from shared.estimands.effects import effect_name, in_words
@@ -170,7 +170,7 @@ def test_coefficients_of_all_levels_are_pooled_one_by_one_and_together():
     sites = [row for row in rows if row.term == "arm | former"]
     weights = np.array([1 / row.vi for row in sites])
     assert pooled.beta == pytest.approx(float(weights @ [row.yi for row in sites] / weights.sum()))
-    found = joint_of_terms(rows, NOMINAL, method="FE", test="z", level=0.95)
+    found = joint_of_terms(rows, NOMINAL, Pooling(method="FE", test="z"))
     assert [one["terms"] for one in found] == [
         ["age/10 | former", "age/10 | current"],
         ["arm | former", "arm | current"],

@@ -9,6 +9,7 @@ from stage.models import made
 
 from coordinator.analyst import commands as client
 from coordinator.pooling.further.simple_slopes import simple_slopes
+from coordinator.pooling.pool import Pooling
 from shared.estimands.answer import estimate, parse_estimand
 from shared.plans.dictionary import Column, Dictionary
 from tests.stage.analysis import desk, study  # noqa: F401
@@ -25,13 +26,13 @@ DICTIONARY = Dictionary(
         Column(name="died", kind="binary", levels=(0, 1)),
     ),
 )
-HOW = {"method": "FE", "test": "z", "level": 0.95}
+POOLING = Pooling(method="FE", test="z")
 
 
 def slopes(table, text):
     question = parse_estimand(text)
     rows = estimate(table, question, site="A", levels=LEVELS)
-    return {one["term"]: one for one in simple_slopes(rows, question, DICTIONARY, **HOW)}
+    return {one["term"]: one for one in simple_slopes(rows, question, DICTIONARY, POOLING)}
 
 
 def test_a_slope_at_a_level_is_the_coefficient_where_that_level_is_the_reference():

@@ -16,6 +16,7 @@ from scipy import special
 
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.multivariate import joint_of_terms
+from coordinator.pooling.pool import Pooling
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand, parse_formula
 from shared.estimands.fits.accelerated import LAWS, accelerated
@@ -165,7 +166,7 @@ def test_the_test_of_proportional_hazards_knows_strata_late_entry_and_factors_an
     theirs = answers["zph_truncated"]["chisq"]
     rows = estimate(table, question, site="A")
     assert [row.yi**2 / row.vi for row in rows] == pytest.approx(list(theirs.values())[:3], rel=1e-6)
-    joint = {one["term"]: one for one in joint_of_terms(rows, question, method="FE", test="z", level=0.95)}
+    joint = {one["term"]: one for one in joint_of_terms(rows, question, Pooling(method="FE", test="z"))}
     assert list(joint) == ["C(stage)", "GLOBAL"]
     assert joint["GLOBAL"]["statistic"] == pytest.approx(theirs["GLOBAL"], rel=1e-6)
 
@@ -367,7 +368,7 @@ def test_a_release_of_late_rows_counts_fit_and_noise():
         assert after.vi > before.vi
         assert after.vi_privacy > 0
         assert any("errors by cluster" in one for one in after.warnings)
-    [joint] = joint_of_terms(told, question, method="FE", test="z", level=0.95)
+    [joint] = joint_of_terms(told, question, Pooling(method="FE", test="z"))
     assert joint["terms"] == [f"by_time(arm, c(2, 5))[{name}]" for name in ("0 to 2", "2 to 5", "after 5")]
 
 

@@ -329,8 +329,8 @@ def ask(
         detail=asked_of(question, chosen, plan.dictionary),
         every=tuple(rows) if question.kind in DESCRIBED else (),
         joint=(
-            *joint_of_terms(rows, question, **pooling.how, spans=_spans(plan.dictionary)),
-            *simple_slopes(rows, question, plan.dictionary, **pooling.how),
+            *joint_of_terms(rows, question, pooling, spans=_spans(plan.dictionary)),
+            *simple_slopes(rows, question, plan.dictionary, pooling),
         ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
         unsummed=unsummed,

@@ -35,6 +35,7 @@ from shared.estimands.questions import MODELS
 from shared.estimands.splines import CURVES, CurveBasis, basis_of
 
 if TYPE_CHECKING:
+    from coordinator.pooling.pool import Pooling
     from shared.estimands.answer import Estimate
     from shared.estimands.questions import Estimand
 
@@ -198,10 +199,8 @@ def joint_rows(estimates: Sequence[Estimate], terms: Sequence[str]) -> tuple[lis
 def joint_of_terms(
     estimates: Sequence[Estimate],
     question: Estimand,
+    pooling: Pooling,
     *,
-    method: str,
-    test: Test,
-    level: float,
     spans: Mapping[str, tuple[float, float]] | None = None,
 ) -> list[dict[str, Any]]:
     """Every term of a model that has several coefficients, these pooled together: as `JointResult.data`, or a reason.
@@ -238,7 +237,7 @@ def joint_of_terms(
             continue
         rows, lost = joint_rows(estimates, mine)
         try:
-            found = pool_joint(rows, mine, method=method, test=test, level=level, excluded=lost)
+            found = pool_joint(rows, mine, **pooling.how, excluded=lost)
         except EstimateRefusal as refusal:
             out.append({**one, "reason": str(refusal)})
             continue

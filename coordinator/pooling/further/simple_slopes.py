@@ -17,6 +17,7 @@ from shared.estimands.formulas import names, parse, right_side
 from shared.estimands.questions import MODELS
 
 if TYPE_CHECKING:
+    from coordinator.pooling.pool import Pooling
     from shared.estimands.answer import Estimate
     from shared.estimands.questions import Estimand
     from shared.plans.dictionary import Dictionary
@@ -30,13 +31,7 @@ _OTHERS = ("standardised", "schoenfeld", "multinomial")
 
 
 def simple_slopes(
-    estimates: Sequence[Estimate],
-    question: Estimand,
-    dictionary: Dictionary,
-    *,
-    method: str,
-    test: str,
-    level: float,
+    estimates: Sequence[Estimate], question: Estimand, dictionary: Dictionary, pooling: Pooling
 ) -> list[dict[str, Any]]:
     """The effects of each column of an interaction at values of the other, pooled together.
 
@@ -64,7 +59,7 @@ def simple_slopes(
                 if places:
                     mine = [main, *beside]
                     out.append({"term": f"{main} by {by}", "terms": mine})
-                    out[-1] |= _pooled(estimates, question, mine, places, method=method, test=test, level=level)
+                    out[-1] |= _pooled(estimates, question, mine, places, pooling)
     return out
 
 
@@ -111,14 +106,11 @@ def _pooled(
     question: Estimand,
     mine: Sequence[str],
     places: Mapping[str, NDArray[np.float64]],
-    *,
-    method: str,
-    test: str,
-    level: float,
+    pooling: Pooling,
 ) -> dict[str, Any]:
     rows, lost = joint_rows(estimates, mine)
     try:
-        found = pool_joint(rows, mine, method=method, test=test, level=level, excluded=lost)  # type: ignore[arg-type]
+        found = pool_joint(rows, mine, **pooling.how, excluded=lost)
     except EstimateRefusal as refusal:
         return {"reason": str(refusal)}
     slopes, said = [], []
