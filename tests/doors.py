@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from delivered import STUDIES, cohort, deliver, join
 from service import started
-from test_network_release import Ward, contacts_plan
+from stage.contacts import Ward, contacts_plan
 
 from coordinator.analyst.remote import Pass, connect
 from coordinator.config import AnalysisSettings

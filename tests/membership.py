@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
+import sys
 from pathlib import Path
 
 from service import LEAD, SMALL, Hub
@@ -115,3 +117,16 @@ class Membership:
     def close(self) -> None:
         self.server.stop(0)
         self.hub.store.close()
+
+
+def kinds(site) -> list[str]:
+    return [entry.kind for entry in site.desk.ledger.entries()]
+
+
+def verified(site, study: str = "mini") -> str:
+    """What the script in an export of a site says, run as a stranger would."""
+    out = site.home / f"export-{len(kinds(site))}"
+    site("audit", "export", study, "--out", out)
+    done = subprocess.run([sys.executable, "verify.py"], cwd=out, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

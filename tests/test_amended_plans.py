@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from conftest import make_table
 from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
-from test_waves import fit_of, grown, several
+from stage.wave_plans import fit_of, grown, several
 
 from shared.errors import DifferencingRefusal, PlanChanged
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

@@ -9,6 +9,7 @@ import pytest
 from conftest import make_table
 from scipy import stats
 from scipy.spatial.distance import cdist
+from stage.audits import full_report, report_of
 
 from shared.base.randomness import seeded_rng
 from shared.errors import AuditRefusal, ParameterError
@@ -22,8 +23,8 @@ from site_agent.release.audit.attacks import AttackedRows, attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
 from site_agent.release.audit.distances import linkage, membership_auc, twins
 from site_agent.release.audit.likelihood import likelihood_ratios, signals, trade_off, weighed
-from site_agent.release.audit.rates import Rate, auc_of
-from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, Excess, LikelihoodAttack, gate
+from site_agent.release.audit.rates import auc_of
+from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, gate
 from site_agent.release.audit.view import recoded, seen
 from tests.benchmarks.paper.studies import gaussian_table
 
@@ -204,25 +205,6 @@ def test_linkage_of_a_small_hospital_at_one_half_is_a_finding_not_an_accident():
     assert 0.10 < np.mean([r.own_row.value for r in reports]) < 0.20
     usual = AuditLimits(membership_auc=0.55, own_row_linkage=0.05, extreme_linkage=0.20)
     assert sum(refused(r, usual) for r in reports) >= 18
-
-
-def rate(value, half=0.01):
-    return Rate(value=value, low=value - half, high=value + half, chance=0.001)
-
-
-def report_of(auc=0.5, plain=0.5, own=0.01, extreme=0.05, half=0.01, n=1000, n_held_back=200, **more):
-    return AuditReport(
-        membership=rate(auc, half),
-        membership_plain=rate(plain),
-        own_row=rate(own),
-        extreme=rate(extreme),
-        twin_probability=0.4,
-        median_rank=300.0,
-        n=n,
-        n_fitted=n - n_held_back,
-        n_held_back=n_held_back,
-        **more,
-    )
 
 
 @pytest.mark.parametrize(
@@ -417,33 +399,6 @@ def test_rows_are_not_linked_by_fractions_that_nobody_sees():
 def test_a_report_reads_back_from_json():
     for report in (report_of(), full_report()):
         assert AuditReport.from_canonical(json.loads(json.dumps(report.to_canonical()))) == report
-
-
-def full_report():
-    def excess(name, a, b):
-        found = [Rate(value=v, low=v - 0.01, high=v + 0.01, chance=b) for v in (a, b, a - b)]
-        return Excess(name=name, attack=found[0], control=found[1], excess=found[2], n_attack=1500, n_control=200)
-
-    return report_of(
-        auc=0.585,
-        likelihood=LikelihoodAttack(
-            auc=rate(0.62),
-            hits=rate(0.041),
-            false_alarms=rate(0.01),
-            bound=0.9871,
-            roc=((0.0, 0.01), (0.5, 0.6), (1.0, 1.0)),
-            n_members=800,
-            n_held_back=200,
-        ),
-        tables=(
-            excess("singling out, one column", 0.33, 0.31),
-            excess("singling out, several columns", 0.09, 0.07),
-            excess("linkability", 0.05, 0.049),
-            excess("inference of sbp", 0.25, 0.24),
-            excess("inference of sex", 0.61, 0.55),
-        ),
-        limits=AuditLimits(membership_auc=0.58, own_row_linkage=0.05, extreme_linkage=0.20),
-    )
 
 
 def test_the_words_promise_nothing():

@@ -9,8 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
-from test_page import browser, ready, released, served  # noqa: F401
-from test_page_alone import fresh  # noqa: F401
+from stage.page import (  # noqa: F401
+    browser,
+    fresh,
+    ready,
+    released,
+    served,
+)
 from windows import Keys, Mouse, axe, barriers, keep  # noqa: F401
 
 from shared.errors import AuditRefusal

@@ -9,7 +9,7 @@ said of heterogeneity and noise, to the last printed digit, beside what Python p
 from __future__ import annotations
 
 import pytest
-from test_r_package import NETWORKS, QUESTIONS, TABLES, house  # noqa: F401
+from stage.doors_asked import NETWORKS, QUESTIONS, TABLES, house  # noqa: F401
 from windows import chromium, enter, opened  # noqa: F401
 
 from coordinator.analyst.remote import connect

@@ -21,9 +21,8 @@ from delivered import deliver as put_release
 from object_store import object_server, place
 from service import LEAD, Hub, small_table
 from stage.collect import Servers, failpoints, plan
-from stage.several_servers import Processes
-from test_retention import AFTER, ENDS
-from test_several_servers import SITES, delivered, require_stored
+from stage.retention import AFTER, ENDS
+from stage.several_servers import SITES, Processes, delivered, require_stored
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from shipped import Bench, Given, study
-from test_shipped_noise import contacts, network
+from stage.contacts import contacts, contacts_study
 
 from shared.base.randomness import Noise, seeded_rng
 from shared.mechanisms.densities import quantiles
@@ -233,7 +233,7 @@ def test_two_persons_labels_are_told_apart_from_each_other():
 
 def test_the_choices_that_a_network_asks_for_cost_the_label_s_part_of_epsilon(tmp_path):
     """As `make_release` asks for them: the rate and the bound give the odds of the rarest label."""
-    plan = network(GrandPlan(epsilon=4.0, d=2, communities=2))
+    plan = contacts_study(GrandPlan(epsilon=4.0, d=2, communities=2))
     nodes, edges = contacts()
     source = Given(1)
     made = Bench(tmp_path).release(plan, nodes, source, edges=edges)

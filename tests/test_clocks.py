@@ -13,11 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from service import LEAD, SMALL, Hub
 from site_desk import hospital  # noqa: F401
+from stage.clocks import DAY, NOW, judged, seen
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
 from coordinator.services.authority import SERVER_DAYS, Authority, _builder, _name, _pem
-from coordinator.services.clocks import REMEMBERED, SeenClocks, SiteClock, judge
+from coordinator.services.clocks import REMEMBERED, SeenClocks
 from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, SigningKey, write_private
 from shared.errors import CertificateRefusal, IntegrityRefusal, ParameterError, ReplayRefusal, SignatureRefusal
@@ -31,8 +32,6 @@ from site_agent.decide import attending
 from site_agent.desk import open_desk
 from site_agent.egress import AcknowledgedReplies, Egress
 
-NOW = dt.datetime(2026, 11, 23, 12, 0, tzinfo=dt.UTC)
-DAY = dt.timedelta(days=1)
 YEAR = 390 * DAY
 
 
@@ -54,15 +53,6 @@ def hub(tmp_path):
     made = Hub(tmp_path / "hub", study, "north", "south")
     yield made
     made.store.close()
-
-
-def seen(site: str, offset: float, days: int = 0) -> SiteClock:
-    return SiteClock(site=site, offset=offset, day=NOW.date() - days * DAY)
-
-
-def judged(*readings: SiteClock, now=NOW, vouched=NOW - 400 * DAY, word=None):
-    valid = NOW - 400 * DAY, NOW + 3000 * DAY
-    return judge(now, readings, vouched=vouched.date(), word=word and word.date(), valid=valid)
 
 
 @pytest.mark.fault("F15")

@@ -1,5 +1,7 @@
 """`coordinator`: each verb answers, refuses with its code, and changes nothing on a dry run."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 import datetime as dt
 import json
 import re
@@ -14,8 +16,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from delivered import STUDIES, TODAY, cohort, cohort_plan, deliver, join, quarantine
+from delivered import STUDIES, TODAY
 from service import anchor_head
+from stage.homes import collected, homes, hub, written  # noqa: F401
 
 from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import ask
@@ -43,29 +46,6 @@ from shared.privacy import calibration
 from site_agent.ledger.book import Ledger
 from site_agent.ledger.charge import Reservation
 from site_agent.release.audit.distances import linkage
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch, capsys):
-    """Runs `coordinator --home … --json` and returns (exit code, answer)."""
-    monkeypatch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
-    home = tmp_path / "home"
-
-    def call(*argv):
-        code = main(["--home", str(home), *map(str, argv), "--json"])
-        shown = capsys.readouterr()
-        return code, json.loads(shown.out) if shown.out.strip() else {}
-
-    call.home = home
-    return call
-
-
-@pytest.fixture
-def written(tmp_path):
-    """A fresh plan file from the template."""
-    path = tmp_path / "stroke.toml"
-    path.write_text(template("stroke", coordinator="tributary-hub", today=TODAY))
-    return path
 
 
 def edit(path, before, after):
@@ -371,37 +351,12 @@ def test_what_changed_between_versions_is_named_line_by_line(written):
 
 
 # -- a coordinator with sites ------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def homes(tmp_path_factory):
-    """Two home folders, made once: after init and plan sign; and with sites and releases."""
-    signed, filled = (tmp_path_factory.mktemp(name) / "home" for name in ("signed", "filled"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRIBUTARY_PASSPHRASE", "a passphrase")
-        assert main(["--home", str(signed), "init", "--address", "localhost:9443", "--san", "10.0.0.7"]) == 0
-        assert main(["--home", str(signed), "plan", "sign", str(STUDIES / "cvd.toml")]) == 0
-    shutil.copytree(signed, filled)
-    with closing(Store.open(filled)) as store:
-        for seed, site in enumerate(("alpha", "beta", "gamma", "waiting")):
-            path = filled.parent / f"{site}.invitation"
-            invite = ["invite", site, "--study", "cvd", "--out", str(path), "--days", "60"]
-            assert main(["--home", str(filled), *invite]) == 0
-            key = join(store, Invitation.from_bytes(path.read_bytes()), accepted=site != "waiting")
-            if site != "waiting":
-                (quarantine if site == "gamma" else deliver)(store, cohort_plan(), site, key, cohort(800, seed))
-    return signed, filled
 
 
 @pytest.fixture
 def ready(hub, homes):
     """`hub` after init, with the cohort study signed."""
     shutil.copytree(homes[0], hub.home)
-    return hub
-
-
-@pytest.fixture
-def collected(hub, homes):
-    """`ready` with two accepted sites and their releases, one whose release is quarantined, and one that waits."""
-    shutil.copytree(homes[1], hub.home)
     return hub
 
 

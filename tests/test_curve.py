@@ -12,6 +12,7 @@ import pytest
 from conftest import make_table
 from scipy import stats
 from site_desk import Hospital, hospital  # noqa: F401
+from stage.small_curve import quick
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, PolicyRefusal
@@ -131,13 +132,6 @@ def test_too_few_records_are_refused(study):
 def ready(hospital: Hospital, study, table, monkeypatch) -> Hospital:  # noqa: F811
     quick(monkeypatch)
     return hospital.joined("dr-lind").approved(study).with_table(table)
-
-
-def quick(monkeypatch):
-    """Few rows, weights and draws: what is tested is who may see which table, and where the file lies."""
-    monkeypatch.setattr("site_agent.cli.release.MADE_UP_ROWS", 80)
-    monkeypatch.setitem(price_curve.__kwdefaults__, "grid", (0.0, 0.5))
-    monkeypatch.setitem(price_curve.__kwdefaults__, "draws", 1)
 
 
 def test_a_curve_is_written_for_its_owner_alone_and_charges_nothing(ready):

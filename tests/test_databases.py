@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from site_desk import hospital  # noqa: F401
-from test_contacts import LINES, NODES, TIES, WARDS
-from test_contacts import write as write_files
+from stage.contact_files import LINES, NODES, TIES, WARDS
+from stage.contact_files import write as write_files
 
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, MissingRefusal, Refusal, StateRefusal
 from site_agent.config import Edges, SiteConfig, TableSource

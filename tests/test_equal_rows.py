@@ -7,8 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from stage.postures import study
-from test_carried import TODAY, cohort, site
+from stage.postures import TODAY, cohort, site, study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ChecksRefusal

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from doors import COLUMNS, STUDIES
-from test_r_package import QUESTIONS
+from stage.doors_asked import QUESTIONS
 
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review

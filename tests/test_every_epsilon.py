@@ -25,7 +25,7 @@ import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from scipy import stats
 from site_desk import Hub
-from test_noise_levels import Scaled
+from stage.noise import Scaled
 
 from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey

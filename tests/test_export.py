@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import functools
 import json
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from stage.exports import STATED, key_of, resigned, rewritten, verified
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.chain import GENESIS, extend_head
@@ -34,7 +34,7 @@ from site_agent.ledger import chain, holds, state
 from site_agent.ledger.book import HEAD_TYPE, Ledger
 from site_agent.ledger.entries import Entry, link_of
 from site_agent.show import verifier
-from site_agent.show.export import EXPORT_TYPE, _line
+from site_agent.show.export import _line
 
 CANARY = "CANARY-88172"
 
@@ -96,17 +96,6 @@ def exported(ready, tmp_path) -> Path:
     return out
 
 
-def verified(folder: Path, *bundles: Path) -> str:
-    """What is wrong; empty when everything holds."""
-    try:
-        verifier.check(folder, list(bundles))
-    except verifier.Wrong as wrong:
-        return str(wrong)
-    except (KeyError, ValueError):
-        return "damaged"
-    return ""
-
-
 def test_a_stranger_is_convinced_by_the_script_alone(exported, tmp_path):
     done = subprocess.run(
         [sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, cwd=tmp_path, env={}
@@ -149,35 +138,6 @@ def test_any_changed_file_is_found(exported):
     assert "exactly the files" in verified(exported)
 
 
-def resigned(site: Hospital, folder: Path, change) -> str:
-    """What the script says of a record that the site itself falsified: listed and signed anew."""
-    key = SigningKey.load(site.home / "keys" / "release.pem")
-    change(folder)
-    if getattr(change, "chained", False):
-        chained(folder, key)
-    if getattr(change, "relived", False):
-        relive(folder, site.home / "keys")
-    body = json.loads(Envelope.from_bytes((folder / "manifest.json").read_bytes()).payload)
-    body["head"] = json.loads((folder / "ledger.json").read_bytes())[-1]["hash"]
-    body["files"] = {
-        path.relative_to(folder).as_posix(): sha256_hex(path.read_bytes())
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
-    }
-    (folder / "manifest.json").write_bytes(Envelope.sign(EXPORT_TYPE, canonical_json(body), [key]).to_bytes())
-    return verified(folder)
-
-
-def rewritten(name: str, change):
-    def work(folder: Path) -> None:
-        (path,) = sorted(folder.glob(name))[:1]
-        body = json.loads(path.read_bytes())
-        change(body)
-        path.write_bytes(canonical_json(body))
-
-    return work
-
-
 def forged(change):
     """The ledger changed, and chained and signed anew from there: the site has the key, and the hashes are public."""
     work = rewritten("ledger.json", change)
@@ -185,59 +145,11 @@ def forged(change):
     return work
 
 
-def chained(folder: Path, key: SigningKey) -> None:
-    entries = json.loads((folder / "ledger.json").read_bytes())
-    head = GENESIS
-    for number, entry in enumerate(entries, start=1):
-        entry["seq"] = number
-        said = {name: entry[name] for name in ("time", "kind", "body")} if "body" in entry else {}
-        inner = sha256_hex(canonical_json(said)) if said else entry["told"]
-        link = sha256_hex(canonical_json({"seq": number, "tags": entry["tags"], "told": inner}))
-        entry["hash"] = head = extend_head(head, [link])
-        payload = canonical_json({"site": "north", "seq": number, "head": head})
-        entry["signature"] = key.sign(Envelope.encoding(HEAD_TYPE, payload)).hex()
-    (folder / "ledger.json").write_bytes(canonical_json(entries))
-
-
-@functools.cache
-def key_of(path: Path) -> SigningKey:
-    return SigningKey.load(path, PASSPHRASE if path.parent.name == "approvers" else None)
-
-
 def relived(change):
     """The ledger changed as an agent that lies would have written it on the day: heads, statements, signatures fit."""
     work = rewritten("ledger.json", change) if change.__code__.co_varnames[0] == "e" else change
     work.relived = True
     return work
-
-
-def relive(folder: Path, keys: Path) -> None:
-    entries, release = json.loads((folder / "ledger.json").read_bytes()), key_of(keys / "release.pem")
-    head, moved, stated = GENESIS, {}, {}
-    for number, entry in enumerate(entries, start=1):
-        old, body = entry["hash"], entry["body"]
-        entry["seq"] = number
-        if entry["kind"] == "anchor":
-            body["seq"], body["head"] = moved[body["head"]]
-        if entry["kind"] == "approve":
-            message = Envelope.encoding(STATED, canonical_json(stated[body["release_id"]]))
-            body["signature"] = key_of(keys / "approvers" / f"{body['name']}.pem").sign(message).hex()
-        inner = sha256_hex(canonical_json({name: entry[name] for name in ("time", "kind", "body")}))
-        link = sha256_hex(canonical_json({"seq": number, "tags": entry["tags"], "told": inner}))
-        entry["hash"] = head = extend_head(head, [link])
-        payload = canonical_json({"site": "north", "seq": number, "head": head})
-        entry["signature"] = release.sign(Envelope.encoding(HEAD_TYPE, payload)).hex()
-        moved.setdefault(old, (number, head))
-        if entry["kind"] == "seal":
-            path = folder / "releases" / body["release_id"] / "statement.json"
-            said = json.loads(Envelope.from_bytes(path.read_bytes()).payload)
-            stated[body["release_id"]] = {**said, "ledger_head": head}
-    for name, said in stated.items():
-        who = {e["body"]["name"] for e in entries if e["kind"] == "approve" and e["body"]["release_id"] == name}
-        signers = [release, *(key_of(keys / "approvers" / f"{one}.pem") for one in sorted(who))]
-        path = folder / "releases" / name / "statement.json"
-        path.write_bytes(Envelope.sign(STATED, canonical_json(said), signers).to_bytes())
-    (folder / "ledger.json").write_bytes(canonical_json(entries))
 
 
 def put(kind: str, where: str, body, *, tags: list[str] | None = None, turned: int = 1):
@@ -361,7 +273,6 @@ def signed_again(name: str, kind: str, change):
     return work
 
 
-STATED = "application/vnd.tributary.release+json"
 PEOPLE: list[Path] = []
 OTHER = ["ab" * 32]
 FALSIFIED = [

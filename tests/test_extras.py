@@ -13,12 +13,12 @@ from importlib.metadata import packages_distributions
 import pytest
 import typer
 from stage import summed
+from stage.lacking import without
 from stage.pipeline import kinds, quick, release, site, source
 
 from coordinator.demo import demo
 from coordinator.store.store import Store
 from coordinator.training.secure_sum.walk import run_sum
-from shared import errors
 from shared.base.keys import SigningKey
 from shared.errors import EXTRAS, PackageRefusal, PlanRefusal
 from shared.plans.plan import StudyPlan
@@ -29,12 +29,6 @@ __all__ = ["quick", "site"]  # the fixtures
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
 FIRST = (ROOT / "deploy" / "studies" / "first.toml").read_text(encoding="utf-8")
-
-
-def without(monkeypatch, *modules: str) -> None:
-    """This machine as it would be without them."""
-    found = errors.find_spec
-    monkeypatch.setattr(errors, "find_spec", lambda name: None if name in modules else found(name))
 
 
 BESIDE = {"click", "markupsafe", "botocore", "statsmodels", "grpc_tools"}

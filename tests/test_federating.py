@@ -4,19 +4,30 @@ Three hospitals of sixty patients and a flow of a few weights: what is tested is
 fault anywhere ends in a trained flow or in a typed reason, never in a charge too few.
 """
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import json
-import secrets
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from service import SMALL, Hub, small_table
+from service import Hub
+from stage.shared_flow import (
+    DELTA,
+    NAMES,
+    PERSONS,
+    PLAN,
+    TODAY,
+    WHOLE,
+    Hospital,
+    ask,
+    hub,  # noqa: F401
+)
 
 import coordinator.services.collect.round_queue
 from coordinator.services.collect.round_queue import RoundQueue
@@ -40,117 +51,17 @@ from shared.errors import (
     SmallN,
     StateRefusal,
 )
-from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.plans.dictionary import Column
-from shared.plans.federated import Federated, FederatedFlow
-from shared.plans.plan import Budget, Floors, StudyPlan, Training, Wave
+from shared.plans.federated import FederatedFlow
+from shared.plans.plan import Floors, StudyPlan
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import CHARGED_BEFORE
-from shared.wire.rounds import Answered, RoundOrder, open_order, pack, unpack
+from shared.wire.rounds import Answered, open_order, pack, unpack
 from shared.wire.site_messages import RoundAnswer
 from site_agent.config import SiteBudget, SiteFloors, TableSource
-from site_agent.ledger.book import Ledger
 from site_agent.release import trained_flow
-from site_agent.release.outbox import Outbox
 from site_agent.release.sealed_state import read_fit
-from site_agent.release.site import WorkingSite
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import rounds
-
-TODAY = dt.date(2026, 6, 1)
-DELTA = 1e-4
-PERSONS = dataclasses.replace(SMALL, columns=(Column(name="person", kind="person"), *SMALL.columns))
-PLAN = StudyPlan(
-    study="shared-flow",
-    version=1,
-    title="A flow of all",
-    purpose="To test a training.",
-    coordinator="hub",
-    expires=dt.date(2999, 1, 1),
-    release=LatentNoisePlan(w=0.8),
-    budget=Budget(epsilon=1e5, delta=DELTA),
-    waves=(Wave(number=1, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)),),
-    dictionary=PERSONS,
-    posture="public",
-    training=Training(flows=1, hidden=4, layers=1),
-    federated=Federated(rounds=3, local_steps=2, rate=0.2, noise_multiplier=1.0, quorum=2),
-)
-WHOLE = privacy.epsilon(PLAN.federated.event, DELTA)
-NAMES = ("north", "south", "west")
-
-
-class Hospital:
-    """One site of a hub, with a folder of its own."""
-
-    def __init__(self, hub: Hub, name: str) -> None:
-        self.hub, self.name = hub, name
-        self.home = hub.home.parent / f"site-{name}"
-        self.home.mkdir()
-        self.keys = hub.sites[name]
-        self.ledger = Ledger.create(self.home / "ledger.db", self.keys.release, site=name)
-        table = small_table(60, seed=len(name))
-        table.insert(0, "person", [f"{name}-{k}" for k in range(60)])
-        self.table = self.home / "cohort.csv"
-        table.to_csv(self.table, index=False)
-        self.secret = secrets.token_bytes(32)
-        self.said: list[tuple[str, int]] = []
-        self.failed: Exception | None = None
-
-    def site(self, door) -> WorkingSite:
-        return WorkingSite(
-            name=self.name,
-            agent_version="0",
-            ledger=self.ledger,
-            outbox=Outbox(self.home, self.ledger),
-            witness=door,
-            snapshot_key=self.secret,
-            floors=SiteFloors(),
-            paused=self.ledger.paused,
-        )
-
-    def take_part(self, plan: StudyPlan = PLAN, *, wait: float = 20.0, door=None, attempts: int = 2) -> None:
-        with self.hub.egress(self.name, attempts=attempts, sleep=lambda _: None) as egress:
-            rounds.take_part(
-                rounds.Participant(
-                    plan=plan,
-                    source=TableSource(path=self.table),
-                    site=self.site(egress),
-                    door=egress if door is None else door(egress),
-                    today=TODAY,
-                    locked=nullcontext,
-                ),
-                home=self.home,
-                wait=wait,
-                progress=lambda what, round_: self.said.append((what, round_)),
-            )
-
-    def start(self, **settings) -> threading.Thread:
-        def run() -> None:
-            try:
-                self.take_part(**settings)
-            except Exception as error:
-                self.failed = error
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
-
-    @property
-    def hold(self):
-        [hold] = self.ledger.holds()
-        return hold
-
-    @property
-    def charged(self) -> float:
-        return self.ledger.study_total(PLAN.study, DELTA).epsilon
-
-
-@pytest.fixture
-def hub(tmp_path):
-    hub = Hub.alike(tmp_path / "hub", PLAN, *NAMES)
-    with hub.serve():
-        yield hub
-    hub.store.close()
 
 
 @pytest.fixture
@@ -509,22 +420,6 @@ def test_a_site_without_a_network_for_two_rounds_is_back_for_the_third(hub, hosp
 
 
 # -- what a site refuses ------------------------------------------------------------------------------------------
-def ask(hub: Hub, number: int = 1, *, seed: int = 0, key: SigningKey | None = None) -> RoundOrder:
-    """A question as a coordinator would ask it, or a stranger with its database."""
-    from shared.plans.encoding import Encoder
-    from shared.plans.federated import Shape, first_weights
-
-    content = pack(first_weights(Shape.of(Encoder(dictionary=PERSONS).d, PLAN.training), seed), {})
-    said = RoundOrder(
-        study=PLAN.study,
-        plan_hash=PLAN.hash,
-        kind="train",
-        round=number,
-        content_sha256=sha256_hex(content),
-        content_bytes=len(content),
-    )
-    RoundQueue(hub.store).ask(said, content, NAMES, key or hub.authority.witness)
-    return said
 
 
 @pytest.mark.fault("F20", offered=1)
@@ -827,7 +722,7 @@ def test_a_later_plan_releases_through_the_flow_and_its_receipt_names_the_traini
 @pytest.mark.parametrize("place", ["rounds.before_answer", "rounds.after_answer"])
 def test_real_processes_killed_with_9_in_the_middle_still_train_one_flow(tmp_path, place):
     """A site, the trainer and the server each die by SIGKILL in a round; started again, they end with one flow."""
-    from test_survival import cohort
+    from stage.survival import cohort
     from theatre import Theatre, plan_toml
 
     text = plan_toml("storm").replace("[budget]", FEDERATED + "\n[budget]", 1)

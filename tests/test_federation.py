@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from memory_federation import MemorySource, memory_grid
+from stage.federation import FEDERATED, NAMES, PLAN, answering, made, network, records, source, trained
 
 from coordinator.training import federation as hub
 from shared.base.canonical import canonical_json, parse_json
@@ -31,8 +31,7 @@ from shared.errors import (
     TooLarge,
     TrainingRefusal,
 )
-from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.plans.dictionary import Column, Dictionary
+from shared.plans.dictionary import Dictionary
 from shared.plans.encoding import Encoder
 from shared.plans.federated import (
     Federated,
@@ -44,58 +43,18 @@ from shared.plans.federated import (
     to_text,
     unpack,
 )
-from shared.plans.plan import Budget, Reference, StudyPlan, Training, Wave
+from shared.plans.plan import Reference, StudyPlan, Training
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import SubsampledGaussian
 from shared.wire import flower
 from site_agent.models.private_flow import LARGEST_BATCH
 from site_agent.release.trained_flow import federated_flow
 from site_agent.training import federation
-from site_agent.training.federation import client_app, local_round, start_of
+from site_agent.training.federation import local_round, start_of
 
-NAMES = ("north", "south", "east", "west")
-FEDERATED = Federated(rounds=3, local_steps=2, rate=0.5, noise_multiplier=1.2, server_rate=0.05)
-
-
-def made(federated: Federated | None = FEDERATED, **changed) -> StudyPlan:
-    """A small study of two columns and an outcome."""
-    columns = (
-        Column(name="age", kind="continuous", lower=18, upper=100),
-        Column(name="sbp", kind="continuous", lower=70, upper=260),
-        Column(name="died", kind="binary"),
-    )
-    parts = {
-        "study": "mini",
-        "version": 1,
-        "title": "Mini",
-        "purpose": "To test.",
-        "coordinator": "hub",
-        "expires": dt.date(2030, 1, 1),
-        "release": LatentNoisePlan(w=0.5),
-        "budget": Budget(epsilon=50.0),
-        "waves": (Wave(number=1, opens=dt.date(2026, 1, 1), closes=dt.date(2026, 2, 1)),),
-        "dictionary": Dictionary(name="mini", version=1, columns=columns),
-        "training": Training(flows=2, hidden=6),
-        "federated": federated,
-    }
-    return StudyPlan(**(parts | changed))
-
-
-PLAN = made()
 ENCODER = Encoder(dictionary=PLAN.dictionary)
 SHAPE = Shape.of(ENCODER.d, PLAN.training)
 START = first_weights(SHAPE, hub.seed_of(PLAN))
-
-
-def records(n: int = 40, seed: int = 1) -> np.ndarray:
-    """Encoded, with a dependence between age and pressure."""
-    draws = np.random.default_rng(seed)
-    age = draws.uniform(-0.6, 0.6, n)
-    return np.column_stack([age, 0.5 * age + 0.1 * draws.standard_normal(n), draws.uniform(0, 2, n)])
-
-
-def source(plan: StudyPlan = PLAN, site: str = "north", n: int = 40, seed: int = 1) -> MemorySource:
-    return MemorySource(plan=plan, site=site, encoded=records(n, seed), rng=seeded_rng(seed))
 
 
 class Untouched(MemorySource):
@@ -106,18 +65,6 @@ class Untouched(MemorySource):
 
     def records(self):
         raise AssertionError("records were read")
-
-
-def context(node: int):
-    flower.prepare()
-    from flwr.app import Context, RecordDict
-
-    return Context(run_id=0, node_id=node, node_config={}, state=RecordDict(), run_config={})
-
-
-def answering(one, node: int = 7):
-    app = client_app(one)
-    return lambda message: app(message, context(node))
 
 
 def question(round_=1, weights=START, plan: str = PLAN.hash, kind: str = "train"):
@@ -136,18 +83,6 @@ def question(round_=1, weights=START, plan: str = PLAN.hash, kind: str = "train"
 def refusal(message):
     assert message.has_error()
     return flower.refusal(message.error)
-
-
-def network(plan: StudyPlan = PLAN, names=NAMES, n: int = 40):
-    """Sources, sites with their node ids, and apps by node id."""
-    sources = {name: source(plan, name, n + 10 * k, seed=k + 1) for k, name in enumerate(names)}
-    sites = {name: 100 + k for k, name in enumerate(names)}
-    return sources, sites, {sites[name]: answering(one, sites[name]) for name, one in sources.items()}
-
-
-def trained(tmp_path: Path, plan: StudyPlan = PLAN, names=NAMES) -> FederatedFlow:
-    _, sites, apps = network(plan, names)
-    return hub.run(memory_grid(apps), plan, sites, tmp_path / "training")
 
 
 # -- the price ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from test_standards import redcap
+from stage.redcap import redcap
 from theatre import Theatre
 
 from shared.plans.plan import StudyPlan

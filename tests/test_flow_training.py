@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage.flows import banana, same
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, TrainingRefusal
@@ -19,13 +20,6 @@ SMALL = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5)
 PLAIN = FlowSettings(flows=2, hidden=16, epochs=12, patience=4, final_steps=5, margins="none")
 
 
-def banana(n=1200, seed=1):
-    """Two columns that no Gaussian copula fits."""
-    rng = np.random.default_rng(seed)
-    a = rng.normal(size=n)
-    return np.column_stack([a, a**2 + 0.3 * rng.normal(size=n)])
-
-
 def cohort(n=1500, share=0.04, seed=1):
     """A smooth column, a rare event that depends on it, and a time that depends on the event."""
     rng = np.random.default_rng(seed)
@@ -33,11 +27,6 @@ def cohort(n=1500, share=0.04, seed=1):
     event = rng.random(n) < share * np.exp(0.6 * a - 0.18)
     time = np.where(event, rng.uniform(0, 8, n), rng.uniform(7, 10, n))
     return np.column_stack([a, event + rng.random(n), time]), event
-
-
-def same(one, two):
-    a, b = one.to_arrays(), two.to_arrays()
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 def test_gaussian_records_keep_the_gaussian_start():

@@ -13,7 +13,7 @@ from stage.collect import hub, refused  # noqa: F401
 from stage.collect import plan as delivered_plan  # noqa: F401
 from stage.postures import cohort
 from stage.postures import study as posture_study
-from test_waves import ALWAYS
+from stage.wave_plans import ALWAYS
 
 from coordinator.answers.spending import _planned, spending
 from coordinator.planning import price as pricing

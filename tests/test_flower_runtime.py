@@ -29,7 +29,7 @@ import pytest
 import yaml
 from service import Hub
 from stage.ports import free_port
-from test_federating import PLAN, WHOLE, Hospital
+from stage.shared_flow import PLAN, WHOLE, Hospital
 
 from coordinator.training import dialled
 from shared.base.canonical import sha256_hex
@@ -318,7 +318,7 @@ def free(lock: Path) -> bool:
 
 @pytest.mark.soak
 def test_a_training_on_flowers_runtime_charges_witnesses_and_makes_what_the_own_channel_does(tmp_path):
-    from test_survival import cohort
+    from stage.survival import cohort
     from theatre import Theatre, plan_toml
 
     began = time.monotonic()

@@ -8,7 +8,7 @@ import math
 
 import pytest
 from delivered import STUDIES, cohort, cohort_plan, deliver
-from test_wave_grid import Study, monthly
+from stage.wave_grid import Study, monthly
 
 import coordinator.cli as cli
 from coordinator.answers.queries import ask

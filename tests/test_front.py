@@ -1,5 +1,7 @@
 """Strangers at the port: who holds calls, connections or bytes takes from nobody but themselves."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import asyncio
@@ -21,17 +23,20 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from service import SMALL, Hub, SiteKeys
-from test_transport import client_of, site_credentials
+from service import Hub, SiteKeys
+from stage.front import (
+    MINI,
+    authority,  # noqa: F401
+    named,
+    sites_port,
+)
+from stage.transport import client_of, site_credentials
 
 from coordinator.services.analysts import Analysts
 from coordinator.services.analysts_port import AnalystsProcess
 from coordinator.services.authority import Authority
 from coordinator.services.collect.server import ServerSettings
-from shared.base.keys import SigningKey
 from shared.errors import AccessRefusal, CertificateRefusal, NetworkRefusal, RateRefusal, TokenRefusal
-from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.wire import messages as wire
 from shared.wire import site_messages
 from shared.wire.analyst_messages import Document, StudiesRequest
@@ -49,40 +54,11 @@ from shared.wire.transport import (
     Service,
 )
 from shared.wire.transport.ends import CODE_KEY
-from site_agent.egress import Egress, new_tls_identity
+from site_agent.egress import Egress
 
 ROOT = Path(__file__).parents[1]
 ANALYSTS = wire.ANALYSIS_SERVICE
 HELD = 16  # the threads that a port had
-ALWAYS = (dt.date(2000, 1, 1), dt.date(2999, 1, 1))
-MINI = StudyPlan(
-    study="mini",
-    version=1,
-    title="A small study",
-    purpose="To test the door.",
-    coordinator="hub",
-    expires=ALWAYS[1],
-    release=LatentNoisePlan(w=0.8),
-    budget=Budget(epsilon=1e5),
-    waves=(Wave(number=1, opens=ALWAYS[0], closes=ALWAYS[1]),),
-    dictionary=SMALL,
-)
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> Authority:
-    return Authority.create(tmp_path_factory.mktemp("hub"), coordinator="hub", names=["127.0.0.1"])
-
-
-@contextlib.contextmanager
-def sites_port(authority, handlers, *, admit=lambda peer: None, **settings):
-    """A port for sites with four threads."""
-    table = {
-        name: handlers.get(name, lambda call, request: SignedDocument(envelope=b"plan")) for name in wire.COLLECTION
-    }
-    port = PortSettings(listen="127.0.0.1:0", credentials=authority.server, **{"workers": 4, **settings})
-    with Server(Service(name=wire.SERVICE, methods=wire.COLLECTION, handlers=table), port, admit=admit) as server:
-        yield server
 
 
 def identify(token: str) -> Peer:
@@ -98,15 +74,6 @@ def analysts_port(authority, **settings):
     port = PortSettings(listen="127.0.0.1:0", credentials=authority.server, **{"workers": HELD, **settings})
     with Server(service, port, identify=identify) as server:
         yield server
-
-
-def named(authority: Authority, site: str, role: str = "site") -> Credentials:
-    """Credentials of a site that is not in any store."""
-    if role == "site":
-        key, csr = new_tls_identity(site)
-        return Credentials(ca_pem=authority.ca_pem, cert_pem=authority.issue(csr, site), key_pem=key)
-    made = authority.invite(site, ["mini"], address="127.0.0.1:1", leads=[SigningKey.generate().public])
-    return Credentials(ca_pem=authority.ca_pem, cert_pem=made.bootstrap_cert_pem, key_pem=made.bootstrap_key_pem)
 
 
 class Stranger:

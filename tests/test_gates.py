@@ -17,9 +17,9 @@ from shipped import KEY, Bench, study
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from stage.collect import plan as small_plan  # noqa: F401
 from stage.collect import refused
+from stage.contacts import contacts_plan
 from stage.pipeline import quick, release, site, source  # noqa: F401
-from test_network_release import contacts_plan
-from test_standing import document, events, offered, sealed, standing
+from stage.standing import document, events, offered, sealed, standing
 
 from shared.base.randomness import seeded_rng
 from shared.errors import (

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
+from stage.mapping import ROWS, STUDY
 from stage.records import CANARY, KEY, write
-from test_mapping import ROWS, STUDY
 
 from shared.errors import DictionaryRefusal, Refusal
 from shared.terminal.prompts import terminal_prompt

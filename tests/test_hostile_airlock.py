@@ -19,10 +19,9 @@ from xml.etree import ElementTree
 import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
-from test_curve import quick
-from test_page import decision, released, served
-from test_page_alone import ended, posted
-from test_workbench import Read
+from stage.page import decision, ended, posted, released, served
+from stage.small_curve import quick
+from stage.workbench import Read
 from web_stage import HOSTILE
 
 from shared.plans.plan import Budget

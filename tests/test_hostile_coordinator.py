@@ -1,5 +1,7 @@
 """A coordinator that lies, over real sockets: nothing leaves, nothing is counted on its word, and it leaves traces."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,13 +9,13 @@ import datetime as dt
 import logging
 
 import pytest
-from service import LEAD, Hub, anchor_head, small_table
+from service import LEAD, anchor_head, small_table
 from stage.collect import refused
 from stage.log import root
-from stage.recovery import PLAN, Agent
-from test_withdrawal import taken_back
+from stage.lying_coordinator import agent  # noqa: F401
+from stage.recovery import PLAN
+from stage.taken_back import taken_back
 
-from coordinator.services.collect.service import CollectionService
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle.tree import MerkleTree, leaf_hash
 from shared.errors import (
@@ -47,28 +49,6 @@ from shared.wire.transport import Client
 from site_agent.decide.recovery import survey
 
 TODAY = dt.date(2026, 5, 1)
-
-
-@pytest.fixture
-def agent(tmp_path, monkeypatch):
-    """A site before a coordinator whose methods a test may replace: ``agent.lies["Status"] = function``."""
-    lies = {}
-    honest = CollectionService.handlers.fget
-
-    def handlers(self):
-        def of(name, method):
-            return lambda call, request: lies.get(name, lambda *_: method(call, request))(call, request)
-
-        return {name: of(name, method) for name, method in honest(self).items()}
-
-    monkeypatch.setattr(CollectionService, "handlers", property(handlers))
-    hub = Hub(tmp_path / "hub", PLAN, "north", "south")
-    with hub.serve():
-        made = Agent(hub, tmp_path / "site")
-        made.lies = lies
-        yield made
-        made.door.close()
-    hub.store.close()
 
 
 # -- asking for what nobody approved -----------------------------------------------------------------------------

@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 from delivered import cohort, cohort_plan, deliver, join
 from sources import PACKAGES, ROOT
-from test_workbench import Read, csrf, words
-from web_stage import HOSTILE, ODD, WebStage
+from stage.workbench import Read, csrf
+from web_stage import HOSTILE, ODD, WebStage, words
 
 from coordinator.analyst.elsewhere import metafor_code, methods_text
 from coordinator.analyst.table_one import TableOne

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from delivered import cohort, cohort_plan, deliver, join
+from delivered import cohort, cohort_plan, deliver
 from rich.console import Console
+from stage.tables_delivered import hub
 
 from coordinator.analyst.show import show_pooled
 from coordinator.answers.queries import ask
@@ -27,14 +25,10 @@ from coordinator.pooling.intervals import (
     with_release_variance,
 )
 from coordinator.pooling.pool import pool, pool_estimates
-from coordinator.services.authority import Authority
-from coordinator.store.store import Store
-from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate, estimate, influence, parse_estimand
 from shared.flows.affine import AffineAutoregressiveFlow
-from shared.plans.plan import StudyPlan, sign_plan
 from shared.terminal import plain
 
 N, OTHERS, WEIGHTS, TIMES = 200, 100, (0.0, 0.5, 0.8), 2000
@@ -234,22 +228,6 @@ def test_the_influence_of_a_row_is_what_leaving_it_out_changes(question):
 
 # -- through the coordinator ---------------------------------------------------------------------------------
 HAZARD = "cox(time, cvd) ~ sbp/10"
-
-
-@contextmanager
-def hub(home: Path, plan: StudyPlan, *tables: pd.DataFrame) -> Iterator[tuple[Store, list[SigningKey]]]:
-    """A store with one site per table, and the sites' keys."""
-    lead = SigningKey.generate()
-    authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
-    with closing(Store.open(home)) as store:
-        store.add_plan(sign_plan(plan, [lead]), plan)
-        keys = []
-        for i, table in enumerate(tables):
-            invitation = authority.invite(f"site-{i}", [plan.study], address="localhost:1", leads=[lead.public], days=9)
-            store.add_invitation(invitation)
-            keys.append(join(store, invitation))
-            deliver(store, plan, f"site-{i}", keys[-1], table)
-        yield store, keys
 
 
 def test_an_answer_holds_the_release_variance_and_the_naive_one_beside_it(tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 from delivered import cohort, cohort_plan, deliver, take_back
-from test_intervals import hub
+from stage.tables_delivered import hub
 
 from coordinator.answers.queries import ask, site_estimates
 from coordinator.answers.release_selection import holding

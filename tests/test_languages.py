@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from site_desk import PASSPHRASE, hospital  # noqa: F401
-from test_audit import full_report
-from test_page import PATHS, TOKEN, browser, decision, ready, released  # noqa: F401
+from stage.audits import full_report
+from stage.page import PATHS, TOKEN, browser, decision, ready, released  # noqa: F401
 
 from shared.privacy.stated import CHARGED_BEFORE, FLOW, shown_price
 from site_agent.show.page.language import COOKIE, NAMES, SENTENCE, language, read

@@ -9,7 +9,7 @@ import re
 
 import pytest
 from delivered import take_back
-from test_wave_grid import Study
+from stage.wave_grid import Study
 from web_stage import stage  # noqa: F401
 
 import coordinator.analyst.remote as remote

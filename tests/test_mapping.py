@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
+from stage.mapping import AGE, DATES, FOLLOWED, ROWS, STUDY, VALUES
 from stage.records import CANARY, KEY, refused, write
 
 from shared.base.canonical import sha256_hex
@@ -19,10 +20,10 @@ from shared.errors import ConfigRefusal, DictionaryRefusal, MissingRefusal, Rece
 from shared.plans.dictionary import Column, Dictionary
 from shared.releases.bundle import read_bundle
 from shared.releases.receipt import Receipt
-from site_agent.config import Recoding, SiteConfig, TableSource
+from site_agent.config import SiteConfig, TableSource
 from site_agent.records import table as records
 from site_agent.records.mapping import document
-from site_agent.records.mapping.declared import Combination, DateForm, FollowUp, Steps
+from site_agent.records.mapping.declared import Combination, DateForm, Steps
 from site_agent.records.mapping.evaluating import evaluate
 from site_agent.records.mapping.formulas import columns_of
 from site_agent.records.mapping.preparing import dates
@@ -30,36 +31,6 @@ from site_agent.records.mapping.suggesting import proposed
 from site_agent.records.mapping.units import ANALYTES, conversion
 from tests.sources import ROOT
 
-STUDY = Dictionary(
-    name="m",
-    version=1,
-    columns=(
-        Column(name="person", kind="person"),
-        Column(name="age", kind="integer", unit="years", lower=18, upper=110),
-        Column(name="sex", kind="binary", label="sex as registered", levels=("female", "male")),
-        Column(name="chol", kind="continuous", unit="mg/dL", lower=40, upper=800, missing="level"),
-        Column(name="time", kind="time", unit="years", upper=5, event="died", missing="complete_case"),
-        Column(name="died", kind="event", missing="complete_case"),
-    ),
-)
-DATES = {name: DateForm(form="%d.%m.%Y") for name in ("geb", "aufnahme", "tod", "kontakt")}
-FOLLOWED = FollowUp(time="time", event="died", start="aufnahme", end="tod", last="kontakt", unit="years")
-AGE = {"age": "completed years between geb and aufnahme"}
-ROWS = pd.DataFrame(
-    {
-        "person": ["a", "b", "c", "d"],
-        "geb": ["29.02.1952", "01.07.1960", "02.07.1960", "1.1.1950"],
-        "aufnahme": ["28.02.2010", "1.7.2010", "1.7.2010", "01.01.2010"],
-        "tod": ["", "01.07.2012", "", "01.01.2020"],
-        "kontakt": ["28.02.2011", "", "1.7.2019", "1.6.2010"],
-        "sex": ["w", "m", "m", "w"],
-        "chol": ["5,2", "", "6,0", "4,9"],
-    }
-)
-VALUES = {
-    "sex": Recoding(levels={"w": "female", "m": "male"}),
-    "chol": Recoding(decimal=",", unit="mmol/l", analyte="cholesterol"),
-}
 STEPS = Steps(dates=DATES, derive=AGE, follow_up=FOLLOWED)
 
 

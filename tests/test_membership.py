@@ -7,13 +7,12 @@ import datetime as dt
 import itertools
 import random
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 import site_desk
 from joined import PASSPHRASE, Joined
+from membership import kinds, verified
 from service import Hub, anchor_head, small_table
 from stage.recovery import PLAN
 from theatre import exit_code
@@ -316,17 +315,6 @@ def test_two_local_studies_of_all_but_one_and_the_same_people_are_not_both_relea
 
 
 # -- people and keys --------------------------------------------------------------------------------------------------
-def kinds(site) -> list[str]:
-    return [entry.kind for entry in site.desk.ledger.entries()]
-
-
-def verified(site, study: str = "mini") -> str:
-    """What the script in an export of a site says, run as a stranger would."""
-    out = site.home / f"export-{len(kinds(site))}"
-    site("audit", "export", study, "--out", out)
-    done = subprocess.run([sys.executable, "verify.py"], cwd=out, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_a_release_key_is_rotated_again_and_again_and_everything_reads_through_it(hub):

@@ -7,9 +7,8 @@ import datetime as dt
 
 import pytest
 from joined import PASSPHRASE, Joined, JoinedSite
-from membership import Clock
+from membership import Clock, verified
 from stage.recovery import PLAN
-from test_membership import verified
 
 from shared.base.chain import GENESIS
 from shared.base.clock import utc_now

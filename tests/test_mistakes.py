@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import make_table
 from site_desk import hospital  # noqa: F401
-from test_coordinator_cli import collected, homes, hub, written  # noqa: F401
+from stage.homes import collected, homes, hub, written  # noqa: F401
 
 from coordinator.analyst.commands import main as analyst
 from shared.errors import CATALOGUE

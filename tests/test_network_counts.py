@@ -13,11 +13,9 @@ import pandas as pd
 import pytest
 from delivered import STUDIES
 from scipy import optimize, sparse
-from test_network_release import (
-    contacts_plan,
-    ward,  # noqa: F401
-)
-from test_noise_levels import Scaled
+from stage.contacts import contacts_plan, ward  # noqa: F401
+from stage.network_counts import counting, drawn, measured, records
+from stage.noise import Scaled
 from theatre import Theatre
 
 from coordinator.planning.price import prices
@@ -37,24 +35,6 @@ from shared.simulated import contact_networks
 from tests.benchmarks.worlds.networks import WORLDS
 
 TOLD = {"study": "contacts", "site": "north", "wave": 1}
-
-
-def counting(**changes: object) -> StudyPlan:
-    settings = {"epsilon": 3.0, "most_contacts": 40, "by": ("ward",), **changes}
-    return contacts_plan(posture="private", release=NetworkCountsPlan(**settings))
-
-
-def records(ties: np.ndarray, level: np.ndarray) -> pd.DataFrame:
-    """A table with its edges, as a site reads it."""
-    upper = np.triu(ties, 1)
-    out = pd.DataFrame({"ward": np.asarray(level, dtype=float)})
-    out[NEIGHBOURS] = [np.flatnonzero(row).astype(np.int32) for row in upper]
-    return out
-
-
-def drawn(rng: np.random.Generator, n: int, share: float) -> np.ndarray:
-    upper = np.triu(rng.random((n, n)) < share, 1)
-    return (upper | upper.T).astype(np.int64)
 
 
 def replaced(ties: np.ndarray, place: int, others: np.ndarray) -> np.ndarray:
@@ -80,10 +60,6 @@ def test_counts_are_the_real_ones_where_nobody_has_more_than_the_caps():
     alike = int(np.triu(ties * (level[:, None] == level), 1).sum())
     assert (found["alike", 40], found["apart", 40]) == ([alike], [k.sum() // 2 - alike])
     assert found["ends", 40].tolist() == [int(k[level == one].sum()) for one in range(3)]
-
-
-def measured(plan: StudyPlan, ties: np.ndarray, level: np.ndarray) -> tuple[np.ndarray, ...]:
-    return plan.release.measure(plan, records(ties, level), seeded_rng(0))
 
 
 @pytest.mark.parametrize(("motif", "closed"), [(capped.capped_triangles, True), (capped.capped_paths, False)])

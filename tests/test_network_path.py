@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -21,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from service import Hub
 from site_desk import certificate
 from stage.collect import plan
+from stage.nginx import STREAM
 
 from shared.errors import CertificateRefusal, NetworkRefusal
 from shared.wire.site_messages import StudyRequest
@@ -223,9 +223,6 @@ def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains
         finally:
             running.terminate()
             running.wait(20)
-
-
-STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
 
 
 @pytest.mark.skipif(

@@ -18,10 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from site_desk import Hub, hospital  # noqa: F401
+from stage.contacts import (
+    DAYS,
+    KEY,
+    TODAY,
+    Ward,
+    contacts_plan,
+    ward,  # noqa: F401
+)
 from stage.pipeline import deliver
 
-from shared.base.keys import SigningKey, write_private
-from shared.base.randomness import seeded_rng
+from shared.base.keys import write_private
 from shared.errors import (
     EstimateRefusal,
     IntegrityRefusal,
@@ -44,92 +51,18 @@ from shared.privacy.stated import shown_epsilon
 from shared.releases.bundle import read_bundle, write_bundle
 from shared.releases.receipt import ReceiptDraft, in_words, write_receipt
 from shared.simulated import contact_networks
-from site_agent.config import Edges, SiteFloors, TableSource
+from site_agent.config import SiteFloors
 from site_agent.ledger.book import Ledger
 from site_agent.records import table as records
-from site_agent.records.pseudonyms import pseudonym
 from site_agent.release import fitting
 from site_agent.release.outbox import Outbox
-from site_agent.release.pipeline.making import make_release
 from site_agent.release.pipeline.rehearsal import rehearse
 from site_agent.release.site import WorkingSite
-
-TODAY = dt.date(2026, 1, 5)
-KEY = b"k" * 32
-DAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
-
-
-def contacts_plan(**changes: object) -> StudyPlan:
-    settings: dict[str, object] = {
-        "study": "contacts",
-        "version": 1,
-        "title": "Contacts on the wards",
-        "purpose": "To see how contacts differ between hospitals.",
-        "coordinator": "hub",
-        "expires": dt.date(2999, 12, 31),
-        "release": GrandPlan(epsilon=2.0, d=2),
-        "posture": "holdout",
-        "budget": Budget(epsilon=8.0, delta=1e-6),
-        "waves": (Wave(number=1, **DAYS),),
-        "dictionary": Dictionary(
-            name="contacts",
-            version=1,
-            columns=(
-                Column(name="person", kind="person"),
-                Column(name="ward", kind="nominal", levels=("medicine", "surgery", "maternity")),
-                Column(name="staff", kind="binary"),
-                Column(name="age", kind="integer", lower=18, upper=110),
-            ),
-        ),
-    }
-    return StudyPlan(**{**settings, **changes})
 
 
 @pytest.fixture(scope="module")
 def study() -> StudyPlan:
     return contacts_plan()
-
-
-@dataclass(frozen=True)
-class Ward:
-    """A hospital's two files and its agent."""
-
-    folder: Path
-    nodes: pd.DataFrame
-    edges: pd.DataFrame
-
-    @property
-    def source(self) -> TableSource:
-        self.nodes.to_csv(self.folder / "nodes.csv", index=False)
-        self.edges.to_csv(self.folder / "edges.csv", index=False)
-        return TableSource(path=self.folder / "nodes.csv", edges=Edges(path=self.folder / "edges.csv"))
-
-    def site(self, name: str = "home") -> WorkingSite:
-        ledger = Ledger.create(self.folder / name / "ledger.db", SigningKey.generate(), site="north")
-        return WorkingSite(
-            name="north",
-            agent_version="0.1.0",
-            ledger=ledger,
-            outbox=Outbox(self.folder / name, ledger),
-            witness=Hub(),
-            snapshot_key=KEY,
-            floors=SiteFloors(),
-            paused=lambda: False,
-        )
-
-    def release(self, plan: StudyPlan, site: WorkingSite | None = None, wave: int = 1, seed: int | None = None):
-        rng = None if seed is None else seeded_rng(seed)
-        site = site or self.site()
-        return make_release(plan=plan, wave=wave, source=self.source, site=site, today=TODAY, rng=rng)
-
-    def roles(self, plan: StudyPlan) -> np.ndarray:
-        """Whether each person is held out."""
-        return np.array([fitting.trains(plan, pseudonym(name, key=KEY)) for name in self.nodes["person"]])
-
-
-@pytest.fixture
-def ward(tmp_path) -> Ward:
-    return Ward(tmp_path, *contact_networks(np.random.default_rng(1), sites=1, n=300, mean_degree=14)["harbour"])
 
 
 # -- the plan -------------------------------------------------------------------------------------------------------

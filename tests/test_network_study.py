@@ -12,8 +12,8 @@ import pytest
 from delivered import STUDIES
 from scipy.sparse import csr_array
 from service import Hub
-from test_network_release import contacts_plan
-from test_networks import arc_figures
+from stage.contacts import contacts_plan
+from stage.networks import arc_figures
 from theatre import Theatre
 
 from coordinator.answers.queries import ask, site_estimates

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.sparse.csgraph import shortest_path
-from stage.networks import agreement
+from stage.networks import agreement, arc_figures
 
 from shared.errors import EstimateRefusal, ParameterError
 from shared.mechanisms.grand import counts as networks
@@ -208,17 +208,6 @@ def test_communities_that_are_there_are_found():
 
 
 # -- networks with directions ------------------------------------------------------------------------------------------
-def arc_figures(arcs: np.ndarray) -> list[float]:
-    """From a dense matrix, by counting."""
-    n, count = len(arcs), arcs.sum()
-    paths, closed = 0, 0
-    for i, j in zip(*arcs.nonzero(), strict=True):
-        ends = arcs[j].copy()
-        ends[i] = 0
-        paths += ends.sum()
-        closed += (ends * arcs[i]).sum()
-    spread = [arcs.sum(axis=axis).std() / arcs.sum(axis=axis).mean() for axis in (0, 1)]
-    return [count / (n * (n - 1)), (arcs * arcs.T).sum() / count, *spread, closed / paths]
 
 
 @pytest.mark.parametrize("frame", [None, 20])

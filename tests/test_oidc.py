@@ -1,5 +1,7 @@
 """Sign-in by a provider: the certified oidc-provider of npm, run here, and tokens that must not be believed."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import asyncio
@@ -8,7 +10,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 from doors import installed, lacking
+from stage.oidc import (
+    provider,  # noqa: F401
+    signed_in,
+)
 from stage.ports import free_port
 from web_stage import WEB, web_stage
 
@@ -30,36 +35,6 @@ from coordinator.web.sign_in.provider import BEGUN, Person, Provider
 from coordinator.web.sign_in.sessions import COOKIE, IDLE, OF_ONE, UNCONFIRMED, Sessions
 from shared.errors import AccessRefusal, NetworkRefusal, RateRefusal, StateRefusal
 
-SCRIPT = Path(__file__).with_name("oidc_provider.mjs")
-
-
-@pytest.fixture(scope="module")
-def provider():
-    """(its issuer, the callback that it knows)."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("node is not installed: no provider is run")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tributary-tests"
-    if not (folder / "node_modules" / "oidc-provider").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--silent", "--no-save", "--prefix", f"{folder}", "oidc-provider", "axe-core"]
-        if subprocess.run(command, timeout=180, capture_output=True).returncode:
-            pytest.skip("oidc-provider could not be installed")
-    port = free_port()
-    redirect = f"https://127.0.0.1:{port}/sign-in/back"
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [node, f"{SCRIPT}", f"{folder}", redirect], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-    )
-    said = process.stdout.readline().strip()
-    while said and not said.isdigit():
-        said = process.stdout.readline().strip()
-    assert said, "the provider did not start"
-    yield f"http://127.0.0.1:{said}", redirect
-    process.stdin.close()
-    process.wait(20)
-    process.stdout.close()
-
 
 def some_store() -> SignInStore:
     return SignInStore(Store.open(Path(tempfile.mkdtemp(prefix="tributary-oidc-"))))
@@ -68,26 +43,6 @@ def some_store() -> SignInStore:
 def made(provider, **settings) -> Provider:
     given = {"client_id": "tributary", "client_secret": "tributary-secret", "kept": some_store(), **settings}
     return Provider(issuer=provider[0], redirect=provider[1], **given)
-
-
-def signed_in(place: str, who: str) -> dict[str, str]:
-    """What the provider sends a browser back with, in which `who` signed in and agreed; nothing of a device's code."""
-    with httpx.Client(timeout=30) as browser:
-        answer = browser.get(place)
-        for _ in range(16):
-            if answer.is_redirect:
-                where = str(answer.url.join(answer.headers["location"]))
-                if "/sign-in/back" in where:
-                    return dict(httpx.URL(where).params)
-                answer = browser.get(where)
-                continue
-            if "Sign-in Success" in answer.text:
-                return {}
-            action = re.search(r'<form[^>]*action="([^"]+)"', answer.text)[1]
-            form = dict(re.findall(r'<input[^>]*name="(\w+)"[^>]*value="([^"]*)"', answer.text))
-            form |= {"login": who, "password": "x"} if form.get("prompt") == "login" else {}
-            answer = browser.post(answer.url.join(action), data=form)
-    raise AssertionError("the provider never sent the browser back")
 
 
 def begun(asked: Provider, who: str = "analyst:cvd") -> tuple[str, dict[str, str]]:

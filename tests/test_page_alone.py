@@ -3,34 +3,23 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
-from test_mapping import AGE, DATES, FOLLOWED, ROWS, STUDY, VALUES
-from test_page import TOKEN, decision, served
+from stage.mapping import AGE, DATES, FOLLOWED, ROWS, STUDY, VALUES
+from stage.page import (
+    decision,
+    ended,
+    fresh,  # noqa: F401
+    posted,
+    served,
+)
 
-from shared.plans.plan import Budget
 from site_agent.cli import open_desk
 
 WHO = {"name": "dr-lind", "passphrase": PASSPHRASE}
-
-
-@pytest.fixture
-def fresh(hospital, plan):
-    """A page on a folder without a site, its plan published at the coordinator."""
-    hospital.publish(replace(plan, budget=Budget(epsilon=5000.0)))
-    with served(hospital.home) as browser:
-        browser.login()
-        yield hospital, browser
-
-
-def posted(browser, path, fields, at="/start"):
-    token = TOKEN.search(browser.get(at).text)[1]
-    answer = browser.ask("POST", path, {"csrf": token, **fields})
-    return browser.get(answer.headers["Location"]) if answer.status == 303 else answer
 
 
 def made(site: Hospital, browser) -> None:
@@ -38,15 +27,6 @@ def made(site: Hospital, browser) -> None:
     answer = posted(browser, "/start/make", {"invitation": str(site.invitation), **again})
     assert site.json("status")["fingerprint"] in answer.words
     assert "has joined hub" in posted(browser, "/start/join", {}).words
-
-
-def ended(browser):
-    limit = time.monotonic() + 60
-    while (answer := browser.get("/work")).status == 200 and "Look again" in answer.text:
-        assert answer.headers["Refresh"] == "3"
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-    return answer
 
 
 def test_a_site_is_made_joins_and_delivers_without_a_command(fresh, table):

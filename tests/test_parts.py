@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 from delivered import cohort, cohort_plan
-from test_intervals import hub
+from stage.tables_delivered import hub
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from site_desk import Hub
 from stage.pipeline import deliver, quick, release, source  # noqa: F401
-from test_waves import several
+from stage.wave_plans import several
 
 from shared.base.keys import SigningKey
 from shared.errors import DifferencingRefusal, Refusal

@@ -12,8 +12,8 @@ import pytest
 from site_desk import PASSPHRASE, hospital  # noqa: F401
 from stage.ledger import KEY, acknowledge, forked, reserve
 from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
-from test_site_cli import ticks
-from test_waves import grown, several
+from stage.ticks import ticks
+from stage.wave_plans import grown, several
 
 from shared.base.canonical import parse_json, sha256_hex
 from shared.base.keys import SigningKey

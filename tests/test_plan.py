@@ -6,45 +6,12 @@ import datetime as dt
 from dataclasses import replace
 
 import pytest
+from stage.plan_text import TOML
 
 from shared.base.canonical import canonical_json
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import DictionaryRefusal, PlanExpired, PlanRefusal, Refusal, SignatureRefusal
 from shared.plans.plan import Floors, StudyPlan, open_plan, sign_plan
-
-TOML = """
-study = "mini"
-version = 2
-title = "Blood pressure and events"
-purpose = "To estimate one hazard ratio."
-coordinator = "hub"
-expires = 2030-06-30
-
-[release]
-w = 0.8
-
-[budget]
-epsilon = 300
-
-[[waves]]
-number = 1
-opens = 2026-01-01
-closes = 2026-03-31
-
-[estimands]
-pressure = "mean(sbp)"
-
-[dictionary]
-name = "mini"
-version = 1
-[dictionary.columns.person]
-kind = "person"
-[dictionary.columns.sbp]
-kind = "continuous"
-unit = "mmHg"
-lower = 70
-upper = 270
-"""
 
 
 def test_a_plan_written_by_hand_has_one_canonical_form():

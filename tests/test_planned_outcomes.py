@@ -8,9 +8,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import shipped
-import test_postures as postures
+from stage import postures
+from stage.plan_text import TOML
 from stage.postures import DICTIONARY
-from test_plan import TOML
 
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal

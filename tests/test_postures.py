@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from stage.pipeline import deliver
-from stage.postures import PUBLIC, TODAY, cohort, encoded, fitted, released, strange, study
+from stage.postures import PUBLIC, TODAY, cohort, encoded, fitted, released, same, strange, study
 
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal, PolicyRefusal, ReceiptRefusal, SmallN, TrainingRefusal
-from shared.flows.chain import to_arrays
 from shared.mechanisms.latent_noise import plan as latent_noise
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan, mechanism
 from shared.plans.encoding import Encoder
@@ -33,12 +32,6 @@ from site_agent.release.pipeline.rehearsal import rehearse
 
 STUDIES = Path(__file__).parents[1] / "deploy" / "studies"
 POSTURES = ("local", "holdout", "public", "private")
-
-
-def same(one, two) -> bool:
-    """Whether two fits have byte-identical flows."""
-    a, b = to_arrays(one.mechanism.flow), to_arrays(two.mechanism.flow)
-    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
 # -- what a record can change -----------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pyreadstat
 import pytest
+from stage.lacking import without
 from stage.records import CANARY, KEY, refused, write
-from test_extras import without
 
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, PackageRefusal, UsageRefusal
 from shared.plans.dictionary import Column, Dictionary

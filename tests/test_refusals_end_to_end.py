@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 
-from test_survival import assert_settled, table, theatre  # noqa: F401
+from stage.survival import assert_settled, table, theatre  # noqa: F401
 from theatre import Theatre, plan_toml
 
 

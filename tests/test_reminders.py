@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
-from test_wave_grid import DAY, TODAY, Study
+from delivered import TODAY
+from stage.wave_grid import DAY, Study
 
 from coordinator.answers import reminders
 from coordinator.answers.reminders import FILE_NAME, PASSWORD_VARIABLE, Notify, remind_due, send

@@ -17,6 +17,7 @@ from joined import Joined
 from membership import Clock
 from service import LEAD, Hub
 from stage.recovery import PLAN
+from stage.retention import AFTER, ENDS, KEPT, LAST, TODAY
 from theatre import exit_code
 
 from coordinator.cli import main
@@ -39,12 +40,7 @@ from shared.membership.leads import Leads
 from shared.membership.study_ends import StudyEnd
 from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan, sign_plan
-from shared.plans.retention import Retention
 
-LAST = PLAN.expires
-KEPT = Retention(until=LAST, keep="Releases and answers.", readers="The study group.")
-ENDS = dataclasses.replace(PLAN, retention=KEPT)
-AFTER, TODAY = LAST + dt.timedelta(days=1), dt.date(2026, 5, 1)
 SECRET = b"an answer that nobody may read afterwards"
 
 

@@ -20,8 +20,8 @@ from conftest import make_table
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 from site_desk import certificate, hospital  # noqa: F401
-from test_network_release import contacts_plan
-from test_waves import several
+from stage.contacts import contacts_plan
+from stage.wave_plans import several
 
 from coordinator.analyst import commands as analyst
 from coordinator.analyst.remote import Pass, connect

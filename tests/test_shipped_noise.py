@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 from shipped import Asked, Bench, Given, far, silent, study
+from stage.contacts import contacts, contacts_study
 
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.mechanisms.cross_products.plan import CrossProductsPlan
@@ -44,7 +45,6 @@ from shared.plans.federated import Federated, Shape, pack
 from shared.plans.plan import PrivateTraining, StudyPlan, Training
 from shared.privacy.accountant import Composition, Gaussian, Laplace
 from shared.privacy.grids import grid_for
-from shared.simulated import contact_networks
 from site_agent.models import private_flow
 from site_agent.release import drawing, fitting
 from site_agent.training import federation
@@ -559,26 +559,6 @@ def test_each_training_step_samples_everybody_anew_at_the_planned_rate(way, monk
 
 
 # -- networks -----------------------------------------------------------------------------------------------------
-CONTACTS = Dictionary(
-    name="contacts",
-    version=1,
-    columns=(
-        Column(name="person", kind="person"),
-        Column(name="ward", kind="nominal", levels=("medicine", "surgery", "maternity")),
-        Column(name="staff", kind="binary"),
-        Column(name="age", kind="integer", lower=18, upper=110),
-    ),
-)
-
-
-def contacts(n: int = 180) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Persons in the order of age, and their contacts."""
-    nodes, edges = contact_networks(np.random.default_rng(1), sites=1, n=n, mean_degree=14)["harbour"]
-    return nodes.sort_values("age", kind="stable").reset_index(drop=True), edges
-
-
-def network(release: GrandPlan) -> StudyPlan:
-    return study(release, CONTACTS, posture="holdout")
 
 
 @pytest.mark.parametrize("told", [{}, {"directed": True}, {"by": "ward"}], ids=str)
@@ -586,7 +566,7 @@ def test_every_rank_of_every_released_person_carries_the_very_value_that_the_sam
     tmp_path, monkeypatch, told
 ):
     """Ranks meet their noise in one place, before the smooth map that everything after it is a function of."""
-    plan = network(GrandPlan(epsilon=2.0, d=2, **told))
+    plan = contacts_study(GrandPlan(epsilon=2.0, d=2, **told))
     seen: list[tuple[np.ndarray, float]] = []
     smoothed = grand.smoothed_uniform
     monkeypatch.setattr(grand, "smoothed_uniform", lambda t, scale: (seen.append((t, scale)), smoothed(t, scale))[1])
@@ -645,7 +625,7 @@ def copied_ages(table: pd.DataFrame, folder: Path, seed: int) -> tuple[np.ndarra
 
 def network_ages(table: pd.DataFrame, folder: Path, seed: int) -> tuple[np.ndarray, np.ndarray]:
     nodes, edges = contacts()
-    plan = network(GrandPlan(epsilon=1000.0, d=2))
+    plan = contacts_study(GrandPlan(epsilon=1000.0, d=2))
     if table["age"].is_monotonic_decreasing:
         nodes = nodes[::-1].reset_index(drop=True)
     bench = Bench(folder)

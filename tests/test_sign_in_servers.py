@@ -16,7 +16,8 @@ import sys
 import httpx
 import pytest
 from delivered import cohort_plan
-from test_oidc import free_port, provider, signed_in  # noqa: F401
+from stage.oidc import provider, signed_in  # noqa: F401
+from stage.ports import free_port
 from web_stage import WebStage
 
 from coordinator.config import CoordinatorConfig, WebConfig

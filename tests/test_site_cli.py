@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import make_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
+from stage.ticks import ticks
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
@@ -406,11 +407,6 @@ def ready(hospital, plan, table) -> Hospital:
 def only(site: Hospital) -> str:
     (row,) = site.json("outbox", "list")["releases"]
     return row["release_id"]
-
-
-def ticks(site: Hospital, release_id: str) -> list[str]:
-    warned = site.json("outbox", "show", release_id)["warnings"]
-    return [word for warning in warned for word in ("--tick", warning["name"])]
 
 
 def test_a_release_is_held_shown_approved_and_sent_as_exactly_those_bytes(ready):

@@ -13,44 +13,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from site_desk import hospital  # noqa: F401
-from test_upgrade import postgres  # noqa: F401
+from stage.redcap import redcap
+from stage.upgrade import postgres  # noqa: F401
 
 from coordinator.planning.from_dictionary import template_of
 from coordinator.planning.review import review
 from shared.errors import ConfigRefusal, DataFileRefusal, DictionaryRefusal, UsageRefusal
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import StudyPlan
-from shared.plans.redcap import HEADER, from_redcap, to_redcap
+from shared.plans.redcap import from_redcap, to_redcap
 from site_agent.config import TableSource
 from site_agent.records import table as records
 from site_agent.records.mapping.suggesting import proposed
 from site_agent.records.standards import omop
 
 KEY = b"k" * 32
-FIELDS = [
-    ("record_id", "text", "Record ID", "", "", "", "", "", "", ""),
-    ("name", "text", "Name", "", "", "", "", "y", "y", ""),
-    ("birth", "text", "Date of birth", "", "date_ymd", "", "", "", "y", ""),
-    ("age", "text", "Age at admission (years)", "", "integer", "18", "110", "", "y", ""),
-    ("sbp", "text", "Systolic pressure (mmHg)", "", "number_1dp", "50", "300", "", "", "LOINC:8480-6 OMOP:3004249"),
-    ("lab", "text", "Laboratory number", "", "number", "", "", "", "y", ""),
-    ("sex", "radio", "Sex", "1, Male | 2, Female", "", "", "", "", "y", ""),
-    ("smoke", "dropdown", "Smoking", "0, never | 1, former | 2, current", "", "", "", "", "y", ""),
-    ("dm", "yesno", "Diabetes", "", "", "", "", "", "y", ""),
-    ("meds", "checkbox", "Drugs", "A, Aspirin | B, Betablocker", "", "", "", "", "y", ""),
-    ("pain", "slider", "Pain", "none | | worst", "", "", "", "", "y", ""),
-    ("note", "notes", "Note", "", "", "", "", "", "", ""),
-]
-
-
-def redcap(rows=FIELDS) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(HEADER)
-    for name, kind, label, choices, validation, lower, upper, identifier, required, annotation in rows:
-        first = [name, "form", "", kind, label, choices, "", validation, lower, upper, identifier, "", required]
-        writer.writerow([*first, *[""] * 4, annotation])
-    return "\ufeff" + out.getvalue()
 
 
 def test_a_data_dictionary_becomes_the_plan_s():

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from conftest import make_table
 from service import Hub as Service
-from service import small_table
 from site_desk import PASSPHRASE, Hospital, hospital  # noqa: F401
 from stage.collect import plan as small_plan  # noqa: F401
 from stage.collect import refused
-from test_export import resigned, rewritten, verified
-from test_page import served
+from stage.exports import resigned, rewritten, verified
+from stage.page import served
+from stage.standing import FAR, document, events, offered, sealed, standing
 
 from coordinator.services.collect import ingest
 from shared.base.keys import Envelope, SigningKey
@@ -39,7 +39,6 @@ from site_agent.release.checks import Check
 from site_agent.release.pipeline import opened
 from site_agent.show import verifier
 
-FAR = "2998-12-31"
 WITHIN = "100000"
 
 
@@ -95,11 +94,6 @@ def add(site: Hospital, name: str = "dr-lind", epsilon: str = WITHIN, until: str
     return site.json("standing", "add", "mini", "--as", name, "--max-epsilon", epsilon, "--until", until, expect=expect)
 
 
-def events(site: Hospital, expect: int = 0) -> list[dict]:
-    lines = site("run", "--once", "--json", expect=expect).splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def states(site: Hospital) -> list[str]:
     return [release["state"] for release in site.json("outbox", "list")["releases"]]
 
@@ -123,8 +117,7 @@ def test_a_release_within_every_limit_is_sent_without_asking_again(ready):
 
 
 def test_the_page_does_not_say_of_a_release_that_was_sent_that_it_was_not(ready):
-    from test_page import served
-    from test_page_alone import ended, posted
+    from stage.page import ended, posted, served
 
     add(ready)
     with served(ready.home) as browser:
@@ -389,21 +382,6 @@ def test_one_made_again_after_it_was_revoked_is_another_one(ready):
 
 
 # -- the document ---------------------------------------------------------------------------------------------------
-def document(**changes) -> Standing:
-    values = {
-        "study": "mini",
-        "site": "north",
-        "plan_hash": "ab" * 32,
-        "agent_version": "0.1.0",
-        "max_epsilon": 1e6,
-        "until": FAR,
-        "n": 60,
-        "release_id": "ab" * 16,
-        "approver": "steward",
-        "number": 1,
-        "day": "2026-01-05",
-    }
-    return Standing(**{**values, **changes})
 
 
 def test_the_document_reads_back_and_nothing_else_does():
@@ -433,21 +411,6 @@ def hub(tmp_path, small_plan):
             egress.send(first.envelope, first.path)
         yield service
     service.store.close()
-
-
-def sealed(hub: Service, n: int = 60, wave: int = 2):
-    release = hub.sites["north"].release
-    return hub.seal("north", wave=wave, release_id=f"{wave:032x}", table=small_table(n, seed=n), signers=[release])
-
-
-def offered(hub: Service, one, envelope: Envelope | None):
-    with hub.egress("north") as egress:
-        return egress.send(one.envelope, one.path, standing=envelope)
-
-
-def standing(hub: Service, key: SigningKey | None = None, **changes) -> Envelope:
-    made = document(**{"plan_hash": hub.plan.hash, **changes})
-    return made.sign(key or hub.sites["north"].steward)
 
 
 def test_the_coordinator_takes_it_for_the_approver_who_signed_it_once_and_for_good(hub):

@@ -15,9 +15,9 @@ from delivered import cohort as people
 from delivered import cohort_plan, deliver, join, take_back
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stage.budget_page import budget_page, shown
 from stage.postures import TODAY, cohort, fitted, released, site, strange, study
-from test_receipt_wording import study as worded
-from test_varied import budget_page, shown
+from stage.worded import study as worded
 
 from coordinator.analyst.remote import Study
 from coordinator.answers.queries import ask

@@ -1,5 +1,7 @@
 """The store: one release per place and one entry per log index, whatever races; nothing shown that is not whole."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import dataclasses
@@ -10,7 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
-from service import LEAD, SMALL, Hub, anchor_head, small_table
+from service import LEAD, Hub, anchor_head, small_table
+from stage.mini_store import (
+    TODAY,
+    plan,  # noqa: F401
+    put,
+)
 
 import coordinator.store.store as module
 from coordinator.store import schema as db
@@ -31,30 +38,9 @@ from shared.errors import (
     StateRefusal,
     StorageRefusal,
 )
-from shared.mechanisms.latent_noise.plan import LatentNoisePlan
-from shared.plans.plan import Budget, StudyPlan, Wave, sign_plan
+from shared.plans.plan import sign_plan
 from shared.releases.receipt import ReceiptDraft, write_receipt
 from shared.wire.signed_messages import Withdrawal
-
-TODAY = dt.date(2026, 5, 1)
-
-
-@pytest.fixture(scope="module")
-def plan() -> StudyPlan:
-    waves = tuple(Wave(number=k, opens=dt.date(2000, 1, 1), closes=dt.date(2999, 1, 1)) for k in range(1, 101))
-    return StudyPlan(
-        study="mini",
-        version=1,
-        title="A small study",
-        purpose="To test the store.",
-        coordinator="hub",
-        expires=dt.date(2999, 1, 1),
-        release=LatentNoisePlan(w=0.8),
-        budget=Budget(epsilon=600.0),
-        waves=waves,
-        dictionary=SMALL,
-        returning="refresh",
-    )
 
 
 @pytest.fixture
@@ -63,15 +49,6 @@ def hub(tmp_path, plan, database):
     (hub.home / "bundles").mkdir()
     yield hub
     hub.store.close()
-
-
-def put(hub: Hub, sealed, store: Store | None = None):
-    """Accept a release as the service does once its bytes are checked."""
-    store = store or hub.store
-    (store.bundles.folder / f"{sealed.statement.bundle_sha256}.zip").write_bytes(sealed.path.read_bytes())
-    return store.accept_release(
-        statement=sealed.statement, envelope=sealed.envelope, receipt=sealed.receipt, today=TODAY
-    )
 
 
 def edited(hub: Hub, change: str | sa.Executable) -> None:

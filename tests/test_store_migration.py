@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 from service import Hub, anchor_head, small_table
 from stage.ledger import forked
-from test_store import TODAY, plan, put
+from stage.mini_store import TODAY, plan, put
 
 from coordinator.cli import main
 from coordinator.config import STORE_VARIABLE, CoordinatorConfig

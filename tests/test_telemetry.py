@@ -12,7 +12,7 @@ import pytest
 from hurry import part_of_today
 from service import Hub, small_table
 from stage.collect import plan
-from test_withdrawal import taken_back
+from stage.taken_back import taken_back
 
 import site_agent.egress as egress
 from shared.errors import ParameterError, Refusal

@@ -27,8 +27,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from database_server import database_server
-from test_network_path import STREAM
-from test_upgrade import FIXTURE, _ticks
+from stage.nginx import STREAM
+from stage.upgrade import FIXTURE, _ticks
 from theatre import PASSPHRASE
 
 from tests.sources import ROOT

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stage.flows import banana, same
 from stage.postures import cohort, encoded, study
-from test_flow_training import banana, same
 
 from coordinator.planning.review import review
 from coordinator.planning.template import template

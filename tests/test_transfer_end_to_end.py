@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from service import LEAD, Hub
-from test_federating import Hospital
+from stage.shared_flow import Hospital
 
 from coordinator.training.dialled import train
 from shared.base.randomness import seeded_rng

@@ -1,5 +1,7 @@
 """The channel: mutual TLS, deadlines, sizes, and refusals that keep their type."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,20 +13,21 @@ import sys
 import threading
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from stage.transport import (
+    SERVICE,
+    authority,  # noqa: F401
+    client_of,
+    dated_credentials,
+    site_credentials,
+)
 
-from coordinator.services.authority import Authority, _builder, _name
+from coordinator.services.authority import Authority
 from shared import errors
 from shared.errors import CATALOGUE, CertificateRefusal, NetworkRefusal, PlanRefusal, Refusal, TooLarge
 from shared.wire import messages as wire
-from shared.wire.certificates import requested_key
 from shared.wire.door import bound_socket
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
-from shared.wire.transport import Client, Credentials, PortSettings, Server, Service, peer_of
-from site_agent.egress import new_tls_identity
-
-SERVICE = wire.SERVICE
+from shared.wire.transport import Client, PortSettings, Server, Service, peer_of
 
 
 class Answers:
@@ -36,11 +39,6 @@ class Answers:
     @property
     def handlers(self):
         return {name: lambda call, request: self.reply(call, request) for name in wire.COLLECTION}
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> Authority:
-    return Authority.create(tmp_path_factory.mktemp("hub"), coordinator="hub", names=["127.0.0.1"])
 
 
 @pytest.fixture(scope="module")
@@ -58,32 +56,6 @@ def server(authority, answers):
     service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
     with Server(service, PortSettings(listen="127.0.0.1:0", credentials=authority.server, workers=4)) as running:
         yield running
-
-
-def site_credentials(authority: Authority, ca_pem: str | None = None) -> Credentials:
-    key, csr = new_tls_identity("north")
-    return Credentials(ca_pem=ca_pem or authority.ca_pem, cert_pem=authority.issue(csr, "north"), key_pem=key)
-
-
-def dated_credentials(authority: Authority, first: dt.timedelta, last: dt.timedelta) -> Credentials:
-    """A site's certificate with other dates than an authority would give."""
-    key, csr = new_tls_identity("north")
-    now = dt.datetime.now(dt.UTC)
-    uri = x509.UniformResourceIdentifier("tributary:site:north")
-    builder = _builder(_name("north"), authority.certificate.subject, requested_key(csr), now + first, now + last)
-    builder = builder.add_extension(x509.SubjectAlternativeName([uri]), critical=False)
-    pem = builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-    return Credentials(ca_pem=authority.ca_pem, cert_pem=pem, key_pem=key)
-
-
-def client_of(server: Server, credentials: Credentials, name: str = "tributary-coordinator") -> Client:
-    return Client(
-        address=f"127.0.0.1:{server.port}",
-        server_name=name,
-        credentials=credentials,
-        service=SERVICE,
-        methods=wire.COLLECTION,
-    )
 
 
 def ask(client: Client, timeout: float = 10.0):

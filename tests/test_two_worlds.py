@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from test_noise_levels import Scaled
+from stage.noise import Scaled
 
 from shared.base.randomness import seeded_rng
 from shared.flows.base import Identity

@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from database_server import database_server
 from hurry import soak
 from service import Hub
 from stage.collect import refused
 from stage.recovery import PLAN
+from stage.upgrade import FIXTURE, _ticks, postgres  # noqa: F401
 from theatre import PASSPHRASE
 
 from coordinator import cli
@@ -42,7 +42,6 @@ from site_agent import cli as agent
 from site_agent.desk import Desk
 from site_agent.ledger import chain
 
-FIXTURE = Path(__file__).parent / "fixtures" / "home-0.2.0.tar.xz"
 ROOT = Path(__file__).parent.parent
 
 
@@ -52,13 +51,6 @@ def homes(tmp_path):
     with tarfile.open(FIXTURE) as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "coordinator", tmp_path / "site"
-
-
-@pytest.fixture(scope="module")
-def postgres():
-    """A PostgreSQL server of our own, on a socket; the URL of its database."""
-    with database_server("upgrade") as server:
-        yield server.url
 
 
 @pytest.fixture
@@ -233,11 +225,6 @@ def test_a_site_with_a_full_queue_is_read_goes_on_and_is_charged_nothing_anew(ho
     # Back to the version before: its own tables, and nothing of the queue is lost.
     assert cli.main(["--home", str(hub), "upgrade", "--to", "0001", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] == "0001"
-
-
-def _ticks(home, release_id):
-    checks = json.loads((home / "sealed" / release_id / "checks.json").read_bytes())["content"]
-    return [word for name, one in checks.items() if "warn" in json.dumps(one) for word in ("--tick", name)]
 
 
 def test_a_ledger_of_a_form_that_this_version_does_not_know_is_refused(tmp_path, monkeypatch):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
-import io
 import math
 import re
 from contextlib import closing
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from delivered import cohort as people
 from delivered import cohort_plan, deliver, join
-from rich.console import Console
+from stage.budget_page import budget_page, shown
 from stage.postures import TODAY, cohort, encoded, fitted, released, site, study
 from theatre import plan_toml
 
@@ -62,8 +60,6 @@ from site_agent.release.pipeline.making import make_release
 from site_agent.release.sealed_state import fitted_by
 from site_agent.show import screens
 from site_agent.show.curve import require_allowed
-from site_agent.show.page import access
-from site_agent.show.page import pages as page
 
 N, D, W = 4000, 4, 0.6
 
@@ -379,37 +375,6 @@ def test_its_flow_is_fitted_as_any_other_and_its_rows_are_of_the_dictionary():
 
 
 # -- what people read -------------------------------------------------------------------------------------------
-def shown(print_to) -> str:
-    """Everything that a screen prints."""
-    out = Console(width=200, record=True, file=io.StringIO())
-    print_to(out)
-    return out.export_text()
-
-
-def budget_page(at) -> str:
-    """The budget as the site's own page tells it."""
-    gate = access.Gate(announce=lambda password: None)
-    config = SimpleNamespace(site=at.name, approvers={}, certificate=at.ledger.path.parent / "none.pem")
-    at_desk = {"ledger": at.ledger, "home": at.ledger.path.parent, "replies": None}
-    (at.ledger.path.parent / "site.toml").touch()
-    desk = SimpleNamespace(**at_desk, paused=False, config=config)
-    pages = page.AirlockPages(
-        lambda: desk, gate=gate, hosts=("localhost:1",), agent_version="0.1.0", today=lambda: TODAY
-    )
-    app = pages.application()
-    cookie = f"{gate.cookie}={gate.enter(gate.password)}".encode()
-    sent = []
-
-    async def receive():
-        return {"type": "http.request"}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/budget", "root_path": "", "query_string": b"", "scheme": "http"}
-    asyncio.run(app({**scope, "headers": [(b"host", b"localhost:1"), (b"cookie", cookie)]}, receive, send))
-    assert sent[0]["status"] == 200
-    return b"".join(message.get("body", b"") for message in sent).decode()
 
 
 def test_every_screen_of_a_site_says_that_there_is_no_guarantee_in_the_place_of_a_price(tmp_path):

@@ -1,16 +1,18 @@
 """Whoever is told to end ends, and whoever waits waits no longer than it says, whatever the others do."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import sys
 import threading
 
 import pytest
-import test_front
 from service import Hub
 from stage.collect import refused
-from test_front import MINI, client_of, named, sites_port
-from test_upgrade import postgres  # noqa: F401
+from stage.front import MINI, authority, named, sites_port  # noqa: F401
+from stage.transport import client_of
+from stage.upgrade import postgres  # noqa: F401
 
 from coordinator.services import analysts_port
 from coordinator.services.analysts_port import AnalystsProcess
@@ -19,8 +21,6 @@ from coordinator.store import schema as db
 from coordinator.store.engine import Database
 from shared.errors import NetworkRefusal, Refusal, StorageRefusal
 from shared.wire.site_messages import Chunk, SignedDocument, StudyRequest
-
-authority = test_front.authority
 
 
 def within_a_minute(work):
@@ -96,7 +96,7 @@ def test_a_process_of_the_analysts_that_says_nothing_is_given_up(tmp_path, monke
     assert "said nothing in 0.2 seconds" in within_a_minute(begin)
 
 
-def test_a_lock_that_is_never_given_back_is_waited_for_as_long_as_is_said(postgres, monkeypatch):  # noqa: F811
+def test_a_lock_that_is_never_given_back_is_waited_for_as_long_as_is_said(postgres, monkeypatch):
     import sqlalchemy as sa
 
     monkeypatch.setattr(engine, "LONGEST_WAIT", 1.0)

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from conftest import make_table
 from service import Hub as Coordinator
 from site_desk import hospital  # noqa: F401
 from stage.ledger import DELTA, GAUSSIAN, KEY, acknowledge, drawing, forked, reserve
 from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
+from stage.wave_plans import fit_of, grown, several
 
 from shared.base.keys import SigningKey
 from shared.errors import (
@@ -49,7 +49,6 @@ from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline import making
 from site_agent.release.site import WorkingSite
 
-ALWAYS = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
 CURVE = tuple(float(value) for value in privacy.rdp(GAUSSIAN))
 
 
@@ -231,21 +230,10 @@ def test_folders_are_private_whatever_the_umask(tmp_path):
 
 
 # -- what a later wave does ---------------------------------------------------------------------------------------
-def several(plan, count=4, **other):
-    calendar = tuple(Wave(number=k, **ALWAYS) for k in range(1, count + 1))
-    return replace(plan, waves=calendar, **other)
-
-
-def grown(*sizes: int) -> pd.DataFrame:
-    return pd.concat([make_table(size, seed) for seed, size in enumerate(sizes, start=1)], ignore_index=True)
 
 
 def rows_of(site, made) -> sealed_state.ReleasedRows:
     return sealed_state.read_rows(site.ledger.folder(made.hold), made.hold)
-
-
-def fit_of(site, made) -> sealed_state.SealedFlow:
-    return sealed_state.read_fit(site.ledger.folder(made.hold), made.hold)
 
 
 def test_append_draws_each_person_once_through_the_first_flow_for_one_price(quick, tmp_path, plan, site, monkeypatch):

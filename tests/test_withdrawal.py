@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from service import LEAD, Hub, small_table
 from stage.collect import Servers, failpoints, plan, refused
+from stage.taken_back import taken_back
 from theatre import Theatre, plan_toml
 
 from shared.base.canonical import parse_json
@@ -44,13 +45,6 @@ def hub(tmp_path, plan):
     with hub.serve():
         yield hub
     hub.store.close()
-
-
-def taken_back(hub: Hub, sealed, *, signers=None, **changes) -> Envelope:
-    said, keys = sealed.statement, hub.sites[sealed.statement.site]
-    values = {name: getattr(said, name) for name in ("study", "site", "wave", "release_id", "bundle_sha256")}
-    document = Withdrawal(**{**values, "reason_code": "consent", **changes})
-    return document.sign([keys.release, keys.steward] if signers is None else signers)
 
 
 def test_a_withdrawn_release_is_seen_by_nobody_and_its_bytes_are_gone(hub):

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from delivered import TODAY, cohort, cohort_plan, join, quarantine, take_back
+from stage.workbench import PAGES, Read, csrf, reader, result, token  # noqa: F401
 from web_stage import HOSTILE, QUESTION, WebStage, stage, words  # noqa: F401
 from windows import axe, barriers, chromium, enter, fits, keep, window  # noqa: F401
 
@@ -31,8 +31,6 @@ from shared.terminal import number
 from shared.wire.tree_heads import said_head
 
 ROOT = Path(__file__).resolve().parents[1]
-CSRF = re.compile(r'name="csrf" value="([^"]+)"')
-PAGES = ("", "/ask", "/waves", "/budgets", "/releases", "/sites", "/log", "/compare")
 FORM = {"planned": "", "kind": "cox", "time": "time", "event": "cvd", "exposure": "sbp", "per": "10", "adjust": ["age"]}
 BROKEN = """[...document.querySelectorAll("td.n")].filter(cell => {
   const text = document.createRange();
@@ -46,33 +44,6 @@ COLUMNS = {
     "sex": {"kind": "nominal", "levels": ["female", "male"]},
     "arm": {"kind": "binary", "levels": [0, 1]},
 }
-
-
-@pytest.fixture(scope="module")
-def token(stage) -> str:
-    return stage.admit("lotte", ("cvd", "lungs", "odd"), "lead")
-
-
-@pytest.fixture
-def reader(stage, token):
-    """A browser without scripts, signed in."""
-    with stage.web() as client:
-        assert client.post("/sign-in", data={"token": token}).status_code == 303
-        yield client
-
-
-@pytest.fixture(scope="module")
-def result(stage, token) -> dict[str, str]:
-    """Study to the id of an answer in it; another, and a Table 1, of the odd one."""
-    with stage.web(token) as client:
-        asked = {study: client.post(f"/v1/studies/{study}/queries", json=QUESTION) for study in ("cvd", "odd")}
-        asked["other"] = client.post("/v1/studies/odd/queries", json=QUESTION | {"method": "DL", "test": "z"})
-        asked["table"] = client.post("/v1/studies/odd/queries", json={"formula": "table_one(age, sbp)"})
-        return {study: answered.json()["result"] for study, answered in asked.items()}
-
-
-def csrf(client, path="/studies/cvd/ask") -> str:
-    return CSRF.search(client.get(path).text)[1]
 
 
 # -- who is let in --------------------------------------------------------------------------------------------------
@@ -373,22 +344,6 @@ def test_fifty_sites_and_forty_waves_are_a_page_of_less_than_a_megabyte(reader):
 
 
 # -- texts of others ------------------------------------------------------------------------------------------------
-class Read(HTMLParser):
-    """What a page holds that could act."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.acting: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        if tag in ("iframe", "object", "embed", "base", "style") or (
-            tag == "script" and given.get("src") != "/workbench.js"
-        ):
-            self.acting.append(tag)
-        self.acting += [name for name, value in attrs if name.startswith("on") or name == "style"]
-        self.acting += [v for n, v in attrs if n in ("href", "src", "action") and not re.match(r"[/?#]", v or "/")]
 
 
 def test_names_and_texts_of_others_are_letters_on_every_page_and_in_every_figure(reader, result):

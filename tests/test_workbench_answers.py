@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from doors import SITES as HOUSES
 from doors import House
-from test_workbench import PAGES, Read, csrf, reader, result, token  # noqa: F401
+from stage.workbench import PAGES, Read, csrf, reader, result, token  # noqa: F401
 from web_stage import HOSTILE, QUESTION, stage, words  # noqa: F401
 from windows import chromium, enter, fits, opened, window  # noqa: F401
 

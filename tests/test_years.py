@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from membership import Clock, Membership
-from test_versions_together import tree_of_before
+from stage.version_before import tree_of_before
 from theatre import Theatre, plan_toml
 
 from coordinator.config import CoordinatorConfig

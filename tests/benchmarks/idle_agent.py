@@ -88,7 +88,7 @@ class Counted:
 
 def main():
     from faults.proxy import through
-    from test_survival import cohort
+    from stage.survival import cohort
     from theatre import PASSPHRASE, Theatre, plan_toml
 
     from tests.benchmarks.record import write

@@ -90,7 +90,7 @@ def of_sites(sites: int) -> dict[str, Any]:
     """What so many sites take."""
     import sqlalchemy as sa
     from delivered import cohort, cohort_plan
-    from test_intervals import hub
+    from stage.tables_delivered import hub
 
     from coordinator.store.schema import kept_questions
 

@@ -54,7 +54,7 @@ def serve(home: str, analysts: str, pipe: Any) -> None:
 def bundles(folder: Path, context: Any) -> dict[str, Any]:
     """Kind of bundle to what it took."""
     from service import Hub, small_table
-    from test_sandbox import BOMBS, PLAN, sealed_around
+    from stage.sandbox import BOMBS, PLAN, sealed_around
 
     from shared.errors import Refusal
 

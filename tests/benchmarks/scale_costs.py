@@ -118,7 +118,7 @@ def _at_sites(home: str, sites: int, theirs: Any) -> None:
 def of_site(rows: int, sites: int) -> dict[str, Any]:
     """What one site's part of a question costs, CPU seconds a site: the mean over a few sites of so many rows."""
     from delivered import cohort, cohort_plan
-    from test_intervals import hub
+    from stage.tables_delivered import hub
 
     context = multiprocessing.get_context("spawn")
     with (
@@ -248,7 +248,7 @@ def written(pid: int) -> int:
 def of_delivery(plan: Any, tables: list[Any]) -> dict[str, float]:
     """What taking a bundle costs: one hospital after the other delivers a table to a coordinator that serves."""
     from service import Hub
-    from test_several_servers import Processes
+    from stage.several_servers import Processes
 
     names = [f"site-{k:03d}" for k in range(len(tables) + 1)]
     with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +289,7 @@ def of_delivery(plan: Any, tables: list[Any]) -> dict[str, float]:
 # -- other machines ---------------------------------------------------------------------------------------------------
 def of_tasks(count: int = 200) -> dict[str, float]:
     """What a task that does nothing costs in a process here, and by a Dask cluster of one worker on this machine."""
-    from test_cluster import Machines, certified, settings
+    from stage.cluster import Machines, certified, settings
 
     from coordinator.services.compute.cluster import Cluster
     from coordinator.services.compute.workers import TaskLimits, Workers

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from stage.federation import trained
+from stage.opened_sum import opened_by
 from stage.ring import Ring, terms_of
-from test_federation import trained
-from test_opened_sum import opened_by
 
 from coordinator.analyst.access.token_file import Pass
 from coordinator.web.workbench import forms

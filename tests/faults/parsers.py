@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 from service import LEAD, Hub, anchor_head
-from test_federation import PLAN as FEDERATED
-from test_wire import VALUES
+from stage.federation import PLAN as FEDERATED
+from stage.wire_values import VALUES
 
 from coordinator.services.backup import BackupFacts
 from faults.answers import answers
@@ -106,7 +106,7 @@ def targets() -> Iterator[Target]:
 
 def _small() -> StudyPlan:
     """The plan of `service`'s small tables."""
-    from test_sandbox import PLAN
+    from stage.sandbox import PLAN
 
     return PLAN
 

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
-import test_cross_products
-import test_moments_factors
-import test_network_counts
-from test_network_release import contacts_plan
+from stage import cross_products, moments_factors, network_counts
+from stage.contacts import contacts_plan
 
 from faults.fuzz import CAP, Target
 from shared.base.canonical import canonical_json, sha256_hex
@@ -68,15 +66,15 @@ def _tables(small: StudyPlan) -> Iterator[tuple[str, StudyPlan, pd.DataFrame]]:
     ):
         plan = replace(small, release=release, posture="private", estimands={})
         yield name, plan, release.draw(plan, records, seeded_rng(1))
-    moments = test_moments_factors.plan_of()
-    table = moments.dictionary.check(test_moments_factors.records(0).head(PERSONS))
+    moments = moments_factors.plan_of()
+    table = moments.dictionary.check(moments_factors.records(0).head(PERSONS))
     yield "moments", moments, moments.release.draw(moments, table, seeded_rng(1))
-    pressure = test_cross_products.study()
-    people = test_cross_products.people(PERSONS, 1)
+    pressure = cross_products.study()
+    people = cross_products.people(PERSONS, 1)
     yield "cross-products", pressure, pressure.release.draw(pressure, people, seeded_rng(1))
-    counts = test_network_counts.counting()
-    ties = test_network_counts.drawn(rng, PERSONS, 0.2)
-    exact = test_network_counts.measured(counts, ties, np.zeros(PERSONS))
+    counts = network_counts.counting()
+    ties = network_counts.drawn(rng, PERSONS, 0.2)
+    exact = network_counts.measured(counts, ties, np.zeros(PERSONS))
     yield "network counts", counts, counts.release.draw(counts, exact, seeded_rng(1))
     network = contacts_plan()
     yield "network", network, _network(network, rng)

@@ -16,11 +16,11 @@ from delivered import cohort, cohort_plan
 from hurry import soak
 from service import LEAD, Hub, SiteKeys, small_table
 from stage.analysis import Desk
+from stage.clocks import NOW, judged, seen
 from stage.collect import offer, plan
-from test_clocks import NOW, judged, seen
-from test_hostile_coordinator import agent
-from test_sandbox import BOMBS, delivered_within, sealed_around
-from test_sandbox import hub as hub_of_64_mb
+from stage.lying_coordinator import agent
+from stage.sandbox import BOMBS, delivered_within, sealed_around
+from stage.sandbox import hub as hub_of_64_mb
 
 from coordinator.analyst.commands import connect
 from coordinator.config import Quotas

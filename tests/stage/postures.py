@@ -10,6 +10,7 @@ from site_desk import Hub
 
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
+from shared.flows.chain import to_arrays
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
@@ -122,3 +123,9 @@ def released(plan, folder, table):
     at = site(folder)
     source = TableSource(path=folder / "cohort.csv")
     return at, make_release(plan=plan, wave=1, source=source, site=at, today=TODAY, rng=seeded_rng(7))
+
+
+def same(one, two) -> bool:
+    """Whether two fits have byte-identical flows."""
+    a, b = to_arrays(one.mechanism.flow), to_arrays(two.mechanism.flow)
+    return a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from service import Hub
+from service import Hub, small_table
 
+from coordinator.store.verify import verify_log
+from shared.errors import Refusal
+from shared.wire.site_messages import Acceptance
 from tests.sources import ROOT
 
 SERVER = """
@@ -51,3 +58,57 @@ class Processes:
         self.parent.stdin.close()
         self.parent.wait(60)
         self.parent.stdout.close()
+
+
+SITES = ("north", "south", "east")
+
+
+WAVES = range(1, 4)
+
+
+def deliver(hub: Hub, site: str, ports: list[int], heard: Callable[[Acceptance], None]) -> list[str]:
+    """A site delivers all its waves, each time to the next port, until it has an answer; what it was refused."""
+    refused = []
+    for wave in WAVES:
+        name = hashlib.sha256(f"{site} {wave}".encode()).hexdigest()[:32]
+        sealed = hub.seal(site, wave=wave, release_id=name, table=small_table(seed=wave))
+        for attempt in range(40):
+            hub_port = ports[(wave + attempt) % len(ports)]
+            try:
+                with hub.egress(site, address=f"127.0.0.1:{hub_port}") as egress:
+                    heard(egress.send(sealed.envelope, sealed.path))
+                break
+            except Refusal as refusal:
+                refused.append(refusal.code)
+        else:
+            raise AssertionError(f"{site} never had wave {wave} acknowledged: {refused}")
+    return refused
+
+
+def require_stored(hub: Hub, heard: list[Acceptance]) -> None:
+    """What was acknowledged is there, once, with its bytes, in a log that is whole."""
+    found = {release.bundle_sha256: release for release in hub.store.releases()}
+    assert len(heard) == len(found) == len(SITES) * len(WAVES)
+    for one in heard:
+        release = found[one.bundle_sha256]
+        assert (release.log_index, release.release_id) == (one.log_index, one.release_id)
+        with hub.store.bundles.read(one.bundle_sha256) as path:
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == one.bundle_sha256
+    assert hub.store.bundles.names() == found.keys()
+    assert len({one.log_index for one in heard}) == len(heard)
+    assert verify_log(hub.store) == hub.store.entries()
+
+
+def delivered(hub: Hub, ports: list[int], meanwhile: Callable[[int], None]) -> tuple[list[Acceptance], list[str]]:
+    """All sites deliver at once; `meanwhile` is called with the number of acknowledgements after each."""
+    heard: list[Acceptance] = []
+    guard = threading.Lock()
+
+    def note(one: Acceptance) -> None:
+        with guard:
+            heard.append(one)
+            meanwhile(len(heard))
+
+    with ThreadPoolExecutor(len(SITES)) as pool:
+        running = [pool.submit(deliver, hub, site, ports, note) for site in SITES]
+        return heard, [code for one in running for code in one.result()]
