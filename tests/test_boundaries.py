@@ -150,3 +150,32 @@ def test_every_module_says_what_it_is_for():
     for path in sources():
         if "_pb2" not in path.name:
             assert ast.get_docstring(parsed(path)), f"{name(path)} has no docstring"
+
+
+def borrowed(tree: ast.AST) -> set[str]:
+    """Test modules that a file imports, at its top or within a function."""
+    named = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    named += [
+        one.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for one in node.names
+    ]
+    return {part for name in named for part in name.split(".") if part.startswith("test_")}
+
+
+def test_what_tests_share_stands_on_their_stage_and_in_no_test_module():
+    """Who imports a test module runs its top, and breaks when somebody changes a test."""
+    found = {name(path): borrowed(parsed(path)) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    assert {path: modules for path, modules in found.items() if modules} == {}, "move it into tests/stage"
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import test_store",
+        "from test_store import put",
+        "from tests import test_store",
+        "def f():\n    from tests.test_store import put as other",
+    ],
+)
+def test_a_test_module_that_is_imported_is_found(planted):
+    assert borrowed(ast.parse(planted)) == {"test_store"}
+    assert borrowed(ast.parse("from stage.mini_store import put\nfrom pytest import testing")) == set()

@@ -17,7 +17,7 @@ from service import Hub
 
 from coordinator.store.store import Store
 from faults.disk import READ_ONLY, WHOLE, Room, faulty
-from faults.test_power import ROOT, fast, sealed_of, served, small_plan, template
+from faults.served import ROOT, fast, sealed_of, served, small_plan, template
 from shared.errors import StorageRefusal
 from shared.wire.site_messages import Acceptance
 

@@ -1,52 +1,36 @@
 """Power that is lost at any moment loses nothing that was promised: ledger, outbox and store on a forgetful disk."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
-import functools
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agent_life import assert_nothing_is_undercounted, assert_settled, quick_folder, run_agent
+from agent_life import assert_nothing_is_undercounted, assert_settled, run_agent
 from hurry import seed_of_today, soak
-from service import SMALL, Hub, Sealed, small_table
+from service import Hub
 from stage.ledger import forked
-from test_withdrawal import taken_back
+from stage.taken_back import taken_back
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.store.store import Store
 from faults.disk import Record, faulty
+from faults.served import ROOT, fast, sealed_of, served, small_plan, template  # noqa: F401
 from shared.base.canonical import sha256_hex
 from shared.errors import LedgerRefusal
-from shared.plans.plan import Budget, StudyPlan, Wave
-from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def fast(tmp_path):
-    """Memory instead of a disk where there is some: what is lost is chosen, and flushing costs nothing."""
-    with quick_folder(tmp_path) as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def template(plan) -> Receipt:
-    return write_receipt(
-        plan, ReceiptDraft(wave=1, site="north", release_id="r", agent_version="0.1.0", n=120, previous="0" * 64)
-    )
+from shared.releases.receipt import Receipt
 
 
 def recorded_agent(folder: Path, home: Path, template: Receipt) -> Record:
@@ -150,32 +134,7 @@ base.close()
 
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
-SERVER = """
-import sys
-from pathlib import Path
-from coordinator.services.collect.server import serve
-serve(Path(sys.argv[1]), "127.0.0.1:0", ready=lambda port: print(port, flush=True))
-"""
 WAVES = 3
-
-
-@contextlib.contextmanager
-def served(hub: Hub, home: Path, **env: str) -> Iterator[None]:
-    """A server process of this home, on a disk with these faults; `hub` dials it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(home)],
-        env={**os.environ, **env, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        hub.port = int(process.stdout.readline())
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 @dataclass(frozen=True)
@@ -223,14 +182,6 @@ def kept(hub: Hub, site: str) -> int:
     return record_of(hub, site).stat().st_size
 
 
-@functools.cache
-def sealed_of(hub: Hub, site: str, wave: int) -> Sealed:
-    """The one set of bytes of this site's wave."""
-    number = ["north", "south"].index(site)
-    table = small_table(400, seed=10 * wave + number)
-    return hub.seal(site, wave=wave, release_id=f"{number}{wave}" * 16, table=table)
-
-
 @pytest.mark.fault("F3", "F4")
 def test_a_power_cut_at_any_moment_at_the_coordinator_loses_nothing_that_was_acknowledged(fast, plan, tally):
     """What a site was told is there after the cut; what it was not told goes through once when it asks again."""
@@ -267,14 +218,6 @@ def test_a_power_cut_at_any_moment_at_the_coordinator_loses_nothing_that_was_ack
     assert (lost, changed) == (0, 0)
     tally(cases=cuts, sites=len(sites), bundles=cuts * WAVES * len(sites), lost=lost, duplicated=0)
     tally(answers=again + asked, answers_changed=changed)
-
-
-def small_plan(plan: StudyPlan, count: int) -> StudyPlan:
-    """The small study of `service`, with so many waves that are always open."""
-    days = {"opens": dt.date(2000, 1, 1), "closes": dt.date(2999, 1, 1)}
-    waves = tuple(Wave(number=k, **days) for k in range(1, count + 1))
-    changes = {"dictionary": SMALL, "estimands": {}, "returning": "refresh", "budget": Budget(epsilon=1e5)}
-    return dataclasses.replace(plan, waves=waves, **changes)
 
 
 def missing(store: Store, home: Path, known: list[Told]) -> int:

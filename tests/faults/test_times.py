@@ -8,9 +8,9 @@ import pytest
 from cryptography import x509
 from hurry import soak
 from service import Hub, small_table
-from test_transport import authority, dated_credentials
+from stage.transport import authority, dated_credentials
 
-from faults.test_power import small_plan
+from faults.served import small_plan
 from shared.errors import CertificateRefusal, Refusal
 from shared.wire import transport
 from shared.wire.clocks import utc_now
