@@ -87,6 +87,7 @@ DENSITIES_PLAN = "shared/mechanisms/densities/plan.py"
 GRAND = "shared/mechanisms/grand/noise.py"
 LABELS = "shared/mechanisms/grand/labels.py"
 LATENTS = "site_agent/models/latent_space.py"
+LATENT_FIT = "site_agent/models/latent_fit.py"
 NETWORKS = "shared/mechanisms/grand/counts.py"
 TABLES = "shared/mechanisms/tables/noise.py"
 SLICING = "shared/mechanisms/slicing/noise.py"
@@ -859,6 +860,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "one noise for all nodes",
         (RANDOM, "hashlib.blake2b(name.encode(), key=key", 'hashlib.blake2b(b"", key=key'),
         tests=["test_grand.py::test_noise_lies_on_the_grid_and_is_each_nodes_own_whoever_else_is_there"],
+    ),
+    mutation(
+        "controls that count for half of those whom they stand for, in a fit",
+        (LATENT_FIT, "self.weight = self._strata.c / (2 if symmetric else 1)", "self.weight = self._strata.c / 2"),
+        tests=[
+            "test_controls.py::test_a_sample_of_pairs_has_the_likelihood_and_the_slopes_of_all_pairs_on_average[True]"
+        ],
+    ),
+    mutation(
+        "controls that count for those too whom a node is tied to",
+        (LATENTS, "self._kept[some] -= self._weight", "self._kept[some] -= 0"),
+        tests=[
+            "test_controls.py::test_nodes_are_read_off_a_sample_as_off_everybody_on_average_and_each_by_itself[True]"
+        ],
     ),
     mutation(
         "a node that goes on as long as its neighbours in the table do",
