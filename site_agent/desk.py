@@ -28,7 +28,7 @@ from shared.errors import ApprovalRefusal, PausedRefusal, Refusal, StateRefusal,
 if TYPE_CHECKING:
     from shared.base.keys import Envelope, SigningKey
     from site_agent.config import SiteConfig
-    from site_agent.decide.plans import Plans
+    from site_agent.decide.plans import AgentNow, Plans
     from site_agent.egress import AcknowledgedReplies, Egress, RetryPolicy, SendingRules
     from site_agent.egress.courier import Courier
     from site_agent.egress.sending import Retries
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Desk",
+    "agent_now",
     "agent_version",
     "attempted",
     "confirmed",
@@ -404,6 +405,13 @@ def today() -> dt.date:
         raise UsageRefusal(f"{TODAY_VARIABLE} must be an ISO date", given=repr(given)) from None
 
 
+def agent_now() -> AgentNow:
+    """This software's version and the day, which approvals are held against."""
+    from site_agent.decide.plans import AgentNow
+
+    return AgentNow(version=agent_version(), today=today())
+
+
 _Given = ParamSpec("_Given")
 
 
@@ -464,7 +472,5 @@ def working_site(at: Desk, witness: Any) -> WorkingSite:
         budget=at.config.budget,
         memory_mb=at.config.memory_mb,
         coordinator_takes=at.config.coordinator_takes,
-        approved=lambda plan: standing_approval.require_approved_ahead(
-            at, plan, agent_version=agent_version(), today=today()
-        ),
+        approved=lambda plan: standing_approval.require_approved_ahead(at, plan, agent_now()),
     )

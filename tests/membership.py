@@ -16,6 +16,7 @@ from shared.plans.invitation import certificate_fingerprint
 from shared.plans.plan import Budget, StudyPlan, Wave
 from site_agent.config import SiteConfig
 from site_agent.decide import attending
+from site_agent.decide.plans import AgentNow
 from site_agent.desk import Desk, open_desk, today
 from site_agent.ledger.book import Ledger
 
@@ -99,7 +100,9 @@ class Membership:
         """One round of the site's agent: what it said, by what happened; no refusal is let pass unseen."""
         told: list[attending.AttendEvent] = []
         working = lambda egress: None  # noqa: E731  (no wave of these plans is due)
-        attending.attend(self.desk(site), site=working, agent_version="1", today=today(), say=told.append, **settings)
+        attending.attend(
+            self.desk(site), site=working, now=AgentNow(version="1", today=today()), say=told.append, **settings
+        )
         return {one.what: f"{one.code} {one.detail}".strip() for one in told}
 
     def connects(self, site: str = "north") -> bool:

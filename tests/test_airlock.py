@@ -20,7 +20,7 @@ from shared.wire.signed_messages import WITHDRAWAL_TYPE
 from site_agent.config import SiteConfig
 from site_agent.decide.airlock import approval, switch, taking_back
 from site_agent.decide.airlock.signing import Approver
-from site_agent.desk import Desk, agent_version, today
+from site_agent.desk import Desk, agent_now
 from site_agent.release import drawing
 from site_agent.release.pipeline import opened
 
@@ -319,7 +319,7 @@ def test_a_plan_revoked_while_the_passphrase_is_typed_is_not_approved_under(read
         revoke(ready)
         return key_of(ready, "dr-lind")
 
-    words = {"agent_version": agent_version(), "today": today()}
+    words = {"now": agent_now()}
     ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(ApprovalRefusal, match="taken back"):
         approval.approve(at, release_id, ticked=ticks, by=Approver("dr-lind", typing), **words)
@@ -337,7 +337,7 @@ def test_a_pause_that_is_noted_while_the_passphrase_is_typed_stops_the_approval(
         switch.pause(Desk(ready.home), "a doubt")
         return key_of(ready, "dr-lind")
 
-    words = {"agent_version": agent_version(), "today": today()}
+    words = {"now": agent_now()}
     ticks = [check.name for check in opened.open_release(at.outbox, release_id).warnings]
     with pytest.raises(PausedRefusal):
         approval.approve(at, release_id, ticked=ticks, by=Approver("dr-lind", typing), **words)

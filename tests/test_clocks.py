@@ -29,6 +29,7 @@ from shared.wire.signed_messages import ENROLMENT_TYPE, EnrolmentRequest
 from shared.wire.site_messages import EnrolRequest, SignedDocument
 from shared.wire.transport import Call, Peer
 from site_agent.decide import attending
+from site_agent.decide.plans import AgentNow
 from site_agent.desk import open_desk
 from site_agent.egress import AcknowledgedReplies, Egress
 
@@ -301,7 +302,7 @@ def test_doctor_of_a_site_two_days_ahead_is_red_and_run_says_so(hospital, plan, 
     assert "2 days ahead of the time that the coordinator signs" in " ".join(text.split())
     assert "clock differs" in hospital("run", "--once", "--dry-run", expect=21)
     told = []
-    settings = {"site": None, "agent_version": "1", "today": dt.date(2026, 1, 5), "dry_run": True}
+    settings = {"site": None, "now": AgentNow(version="1", today=dt.date(2026, 1, 5)), "dry_run": True}
     attending.attend(open_desk(hospital.home), say=told.append, **settings)
     assert [(one.what, one.code) for one in told if one.what == "clock differs"] == [("clock differs", "E_CERT")]
 

@@ -18,7 +18,7 @@ from shared.privacy.stated import shown_epsilon, shown_price
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Home, Json, Study, app, verb
 from site_agent.decide.plan_facts import burnt_numbers, charged, looking_ahead
-from site_agent.desk import agent_version, open_desk, today, working_site
+from site_agent.desk import agent_now, open_desk, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,8 +181,7 @@ def run_(
             attend(
                 desk,
                 site=partial(working_site, desk),
-                agent_version=agent_version(),
-                today=today(),
+                now=agent_now(),
                 say=say,
                 dry_run=dry_run,
             )

@@ -13,7 +13,7 @@ from shared.errors import Refusal, StateRefusal, UsageRefusal
 from shared.privacy.stated import shown_epsilon
 from shared.terminal import VerbAnswer, tabled
 from site_agent.cli.frame import As, Dry, Json, Reason, ReleaseId, Study, app, screen, standing_app, verb
-from site_agent.desk import Desk, agent_version, confirmed, today
+from site_agent.desk import Desk, agent_now, confirmed, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,8 +48,7 @@ def approve(
         full,
         ticked=_ticked(desk, full, list(tick or []), quiet=json),
         by=Approver.at(desk, name, beside=_others(before)),
-        agent_version=agent_version(),
-        today=today(),
+        now=agent_now(),
         dry_run=dry_run,
     )
     hold, sent = done.hold, done.sent
@@ -115,8 +114,7 @@ def standing_add(
         max_epsilon=max_epsilon,
         until=last,
         by=Approver.at(desk, name),
-        agent_version=agent_version(),
-        today=today(),
+        now=agent_now(),
         dry_run=dry_run,
     )
 

@@ -13,7 +13,7 @@ from shared.errors import LockedRefusal
 from shared.privacy.stated import shown_price
 from shared.terminal import VerbAnswer, plain
 from site_agent.cli.frame import As, Dry, Json, Study, app, screen, verb
-from site_agent.desk import agent_version, today, working_site
+from site_agent.desk import agent_now, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +45,7 @@ def federate(
     from site_agent.training import rounds
     from site_agent.training.part import part
 
-    plan, approval = desk.plans.approved(study, agent_version=agent_version(), today=today())
+    plan, approval = desk.plans.approved(study, agent_now())
     if plan.release.follow:
         return _given(desk, plan, wait, json, dry_run)
     done: list[tuple[str, int]] = []
@@ -174,7 +174,7 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
     from site_agent.training.secure_sum import consent as consenting
 
     desk.config.approver_key(name)
-    plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
+    plan, _ = desk.plans.approved(study, agent_now())
     page = consenting.waiting_order(desk.ledger, desk.config.site, plan)
     hold = page.member.hold
     if not dry_run:

@@ -17,7 +17,7 @@ from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
 from site_agent.decide.plan_facts import burnt_numbers, due_numbers
-from site_agent.desk import Desk, agent_version, today
+from site_agent.desk import Desk, agent_now, agent_version, today
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -245,7 +245,7 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         plan = desk.plans.plan(study)
         row["plan"] = plan.version
         row["due"], row["burnt"] = due_numbers(desk, plan, day), burnt_numbers(desk, plan, day)
-        desk.plans.approved(study, agent_version=agent_version(), today=day)
+        desk.plans.approved(study, agent_now())
         row["approved"] = True
     except Refusal as refusal:
         row["refused"] = refusal.code

@@ -12,7 +12,7 @@ from shared.errors import StateRefusal
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, plan_app, screen, verb
 from site_agent.decide.plan_facts import approving, due_numbers, looking_ahead, plan_facts
-from site_agent.desk import agent_version, confirmed, today
+from site_agent.desk import agent_now, agent_version, confirmed, today
 
 if TYPE_CHECKING:
     from site_agent.desk import Desk
@@ -101,8 +101,7 @@ def plan_approve(
         asking,
         understood=ticked,
         by=Approver.at(desk, name),
-        agent_version=agent_version(),
-        today=today(),
+        now=agent_now(),
         reason=reason,
         dry_run=dry_run,
     )

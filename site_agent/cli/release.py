@@ -15,7 +15,7 @@ from shared.releases.synthetic import DrawNumber, Draws, Out, Rows
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import Dry, Json, ReleaseId, Study, app, outbox_app, screen, verb
 from site_agent.decide.plan_facts import approving, plan_changes, plan_facts
-from site_agent.desk import agent_version, today, working_site
+from site_agent.desk import agent_now, agent_version, today, working_site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -143,8 +143,8 @@ def release(
     from site_agent.release.pipeline import before_charge, stages
     from site_agent.show import screens
 
-    version, day = agent_version(), today()
-    wanted = drawing.wanted(desk, study, wave=wave, by=by, agent_version=version, today=day)
+    now = agent_now()
+    wanted = drawing.wanted(desk, study, wave=wave, by=by, now=now)
     plan, wave = wanted.plan, wanted.wave
     needs = stages.estimate(plan, wanted.source)
     if dry_run:
@@ -156,8 +156,7 @@ def release(
         drawn = drawing.draw(
             desk,
             wanted,
-            agent_version=version,
-            today=day,
+            now=now,
             progress=progress,
             around=lambda: _told_of_the_charge(desk, study, wave),
         )
@@ -287,7 +286,7 @@ def curve(
         rows = MADE_UP_ROWS
     else:
         desk.require_running()
-        plan, _ = desk.plans.approved(study, agent_version=agent_version(), today=today())
+        plan, _ = desk.plans.approved(study, agent_now())
         require_allowed(plan, made_up=False)
         rows = records.count(desk.config.source(study))
     d = Encoder(dictionary=plan.dictionary).d

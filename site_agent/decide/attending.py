@@ -28,6 +28,7 @@ from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
     from shared.mechanisms.secure_sum.steps import SumStep
+    from site_agent.decide.plans import AgentNow
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.ledger.book import Hold
@@ -76,8 +77,7 @@ class RoundSettings(TypedDict):
     """Settings of one round of the agent: the arguments of `AgentRound` except `desk` and `dry_run`."""
 
     site: Callable[[Egress], WorkingSite]
-    agent_version: str
-    today: dt.date
+    now: AgentNow
     say: Callable[[AttendEvent], None]
 
 
@@ -96,8 +96,7 @@ class AgentRound:
     Args:
         desk: the site's folder.
         site: the site as a release sees it, with a witness behind an open connection.
-        agent_version: of this software.
-        today: UTC date.
+        now: version of this software, and the day.
         say: hears each thing that was done, or could not be.
         dry_run: only say what would be done.
     """
@@ -107,12 +106,11 @@ class AgentRound:
         desk: Desk,
         *,
         site: Callable[[Egress], WorkingSite],
-        agent_version: str,
-        today: dt.date,
+        now: AgentNow,
         say: Callable[[AttendEvent], None],
         dry_run: bool,
     ) -> None:
-        self.desk, self.site, self.agent_version, self.today = desk, site, agent_version, today
+        self.desk, self.site, self.now = desk, site, now
         self.say, self.dry_run = say, dry_run
 
     def refused(self, study: str, what: str, refusal: Refusal, wave: int | None = None, release_id: str = "") -> None:
@@ -202,7 +200,7 @@ class AgentRound:
     def _fetch_plan(self, egress: Egress, study: str) -> None:
         known = self.desk.plans.highest(study)
         try:
-            plan = self.desk.plans.receive(study, egress.fetch_plan(study), today=self.today, keep=not self.dry_run)
+            plan = self.desk.plans.receive(study, egress.fetch_plan(study), today=self.now.today, keep=not self.dry_run)
         except NetworkRefusal:
             raise
         except Refusal as refusal:
@@ -294,10 +292,10 @@ class AgentRound:
                     f"{one.release_id[:8]}. {one.why}" if one.why else f"{one.release_id[:8]}. Tell the study lead."
                 )
                 self._report(study, one.what, wave=one.wave, detail=detail, code=IntegrityRefusal.code)
-        if self.dry_run or not answers or reconciliation.looked(self.desk, self.today):
+        if self.dry_run or not answers or reconciliation.looked(self.desk, self.now.today):
             return
         try:
-            for one in reconciliation.watch(self.desk, egress, answers, self.today):
+            for one in reconciliation.watch(self.desk, egress, answers, self.now.today):
                 self._report(
                     one.study,
                     one.what,
@@ -361,9 +359,7 @@ class AgentRound:
         """Approve what a standing approval is good for, and send it; or the limit that failed."""
         from site_agent.decide.airlock import standing_approval
 
-        found = standing_approval.approve_by_standing(
-            self.desk, hold.release_id, agent_version=self.agent_version, today=self.today
-        )
+        found = standing_approval.approve_by_standing(self.desk, hold.release_id, self.now)
         if found.limit:
             refusal = ApprovalRefusal(found.limit)
             self.desk.note_refusal("standing approval", refusal, release_id=hold.release_id, agent=True)
@@ -378,7 +374,7 @@ class AgentRound:
         from site_agent.decide.airlock import approval
 
         try:
-            approval.send(self.desk, hold.release_id, agent_version=self.agent_version, today=self.today)
+            approval.send(self.desk, hold.release_id, self.now)
             self._say_of(hold, "sent")
         except Refusal as refusal:
             self.refused(hold.study, "not sent", refusal, hold.wave, hold.release_id)
@@ -391,21 +387,19 @@ class AgentRound:
 
         wave: int | None = None
         try:
-            plan, _ = self.desk.plans.approved(study, agent_version=self.agent_version, today=self.today)
-            found = due(plan, self.desk.ledger.holds(study), self.today)
+            plan, _ = self.desk.plans.approved(study, self.now)
+            found = due(plan, self.desk.ledger.holds(study), self.now.today)
             if found is None:
                 return
             wave = found.number
             source = self.desk.config.source(study)
-            standing_approval.require_approved_ahead(
-                self.desk, plan, agent_version=self.agent_version, today=self.today
-            )
+            standing_approval.require_approved_ahead(self.desk, plan, self.now)
             if self.dry_run:
                 self._report(study, "would release", wave=wave)
                 return
             with self.desk.locked(), self.desk.egress() as egress:
                 made = making.make_release(
-                    plan=plan, wave=wave, source=source, site=self.site(egress), today=self.today
+                    plan=plan, wave=wave, source=source, site=self.site(egress), today=self.now.today
                 )
             limit = self._advance(made.hold)
             hold = self.desk.outbox.get(made.hold.release_id)
@@ -419,7 +413,7 @@ class AgentRound:
     def _prepare(self, study: str, what: Callable[[StudyPlan], bool]) -> None:
         """Fetch the flow of a plan, or take part in its training."""
         try:
-            plan, _ = self.desk.plans.approved(study, agent_version=self.agent_version, today=self.today)
+            plan, _ = self.desk.plans.approved(study, self.now)
         except Refusal:
             return  # said where a wave is due
         try:
@@ -435,7 +429,7 @@ class AgentRound:
 
         Raises: any `Refusal`.
         """
-        if any(self.today <= wave.closes + _GRACE for wave in self.desk.plans.plan(study).waves):
+        if any(self.now.today <= wave.closes + _GRACE for wave in self.desk.plans.plan(study).waves):
             return
         if not self.dry_run:
             from site_agent.release.embeddings import EmbeddingStore
@@ -484,7 +478,7 @@ class AgentRound:
                         source=self.desk.config.source(plan.study),
                         site=self.site(egress),
                         door=egress,
-                        today=self.today,
+                        today=self.now.today,
                         locked=self.desk.locked,
                     ),
                     home=self.desk.home,
@@ -519,7 +513,7 @@ class AgentRound:
                     source=self.desk.config.source(plan.study),
                     site=self.site(egress),
                     door=egress,
-                    today=self.today,
+                    today=self.now.today,
                     locked=self.desk.locked,
                 ),
                 progress=progress,

@@ -31,9 +31,22 @@ from shared.errors import (
 )
 from shared.plans.plan import PLAN_TYPE, StudyPlan, open_plan
 
-__all__ = ["APPROVAL_TYPE", "PlanApproval", "Plans", "difference"]
+__all__ = ["APPROVAL_TYPE", "AgentNow", "PlanApproval", "Plans", "difference"]
 
 APPROVAL_TYPE = "application/vnd.tributary.plan-approval+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentNow:
+    """The agent as it acts: an approval holds for one version of it, up to a day.
+
+    Args:
+        version: of this software.
+        today: UTC date.
+    """
+
+    version: str
+    today: dt.date
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +255,8 @@ class Plans:
         *,
         name: str,
         key: SigningKey,
-        agent_version: str,
+        now: AgentNow,
         understood: tuple[str, ...],
-        today: dt.date,
         reason: str = "",
     ) -> PlanApproval:
         """File the approval of `plan` by `name`.
@@ -255,7 +267,7 @@ class Plans:
         """
         from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage
 
-        plan.require_current(today)
+        plan.require_current(now.today)
         if plan.version < self.highest(plan.study):
             raise PlanRollback("only the highest version seen can be approved", given=f"version {plan.version}")
         registered = self.approvers.get(name)
@@ -276,12 +288,12 @@ class Plans:
             plan_hash=plan.hash,
             plan_version=plan.version,
             dictionary_hash=plan.dictionary.hash,
-            agent_version=agent_version,
+            agent_version=now.version,
             posture=plan.posture,
             understood=tuple(understood),
             approver=name,
             reason=reason,
-            day=today.isoformat(),
+            day=now.today.isoformat(),
         )
         envelope = Envelope.sign(APPROVAL_TYPE, approval.to_bytes(), [key])
         # The ledger first: an approval that it does not remember could be made undone by deleting a file.
@@ -338,14 +350,14 @@ class Plans:
             ) from None
         return approval
 
-    def approved(self, study: str, *, agent_version: str, today: dt.date) -> tuple[StudyPlan, PlanApproval]:
+    def approved(self, study: str, now: AgentNow) -> tuple[StudyPlan, PlanApproval]:
         """The plan that may be acted upon: the highest version seen, approved as it is, by this software, unexpired.
 
         Raises: ApprovalRefusal (not approved), PlanChanged (approved in another form, or by another agent version),
         PlanExpired, and what `plan` raises.
         """
         plan = self.plan(study)
-        plan.require_current(today)
+        plan.require_current(now.today)
         approval = self.approval(study, plan.version, current=True)
         step = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
         if approval is None:
@@ -354,15 +366,15 @@ class Plans:
                 given=f"version {plan.version}, not approved",
                 next_step=step,
             )
-        for what, then, now in (
+        for what, then, current in (
             ("plan", approval.plan_hash, plan.hash),
             ("dictionary", approval.dictionary_hash, plan.dictionary.hash),
-            ("agent version", approval.agent_version, agent_version),
+            ("agent version", approval.agent_version, now.version),
         ):
-            if then != now:
+            if then != current:
                 raise PlanChanged(
                     f"the {what} must be the one that was approved",
-                    given=f"{now[:12]}, approved {then[:12]}",
+                    given=f"{current[:12]}, approved {then[:12]}",
                     next_step=step,
                 )
         from shared.releases.receipt import LEAVES_PERSONS_OPEN, coverage

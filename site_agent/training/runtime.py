@@ -84,12 +84,12 @@ def answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
 
 
 def _answered(desk: Desk, given: tuple[bytes, bytes]) -> RoundAnswer:
-    from site_agent.desk import agent_version, today, working_site
+    from site_agent.desk import agent_now, today, working_site
     from site_agent.training import rounds
 
     with desk.egress() as egress:
         said, content = egress.round_order(RoundReply(envelope=given[0], content=given[1]))
-        plan, _ = desk.plans.approved(said.study, agent_version=agent_version(), today=today())
+        plan, _ = desk.plans.approved(said.study, agent_now())
         if said.kind != "train":
             raise SchemaRefusal("a round must be asked for", given=said.kind)
         if said.plan_hash != plan.hash:

@@ -21,6 +21,7 @@ from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
+    from site_agent.decide.plans import AgentNow
     from site_agent.desk import Desk
     from site_agent.ledger.book import AnchoredHead, Hold
     from site_agent.release.checks import Check
@@ -111,8 +112,7 @@ def approve(
     *,
     by: Approver,
     ticked: Sequence[str],
-    agent_version: str,
-    today: dt.date,
+    now: AgentNow,
     dry_run: bool = False,
 ) -> Approved:
     """Sign exactly these bytes as `by` and, when enough people have signed, send them. Safe to repeat.
@@ -136,7 +136,7 @@ def approve(
     made = opened.open_release(desk.outbox, release_id)
     hold, ahead = made.hold, False
     if hold.state != "delivered":
-        plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
+        plan, _ = desk.plans.approved(hold.study, now)
         ahead = plan.floors.approval == "before"
         if ahead and hold.state != "approved":
             raise ApprovalRefusal(
@@ -170,26 +170,26 @@ def approve(
             key = by.open_key()
             # Asked again: the plan's approval may have been taken back while the passphrase was typed.
             desk.ledger.require_plan(hold)
-            opened.record_decision(desk.outbox, release_id, name=by.name, key=key, ticked=ticked, today=today)
+            opened.record_decision(desk.outbox, release_id, name=by.name, key=key, ticked=ticked, today=now.today)
             desk.outbox.approve(release_id, key, by.name)
             hold = desk.outbox.get(release_id)
         if hold.state != "approved":
             return Approved(hold=hold)
-        return _sent(desk, hold, today=today, command=f"site-agent approve {release_id[:8]} --as {by.name}")
+        return _sent(desk, hold, today=now.today, command=f"site-agent approve {release_id[:8]} --as {by.name}")
 
 
-def send(desk: Desk, release_id: str, *, agent_version: str, today: dt.date) -> Approved:
+def send(desk: Desk, release_id: str, now: AgentNow) -> Approved:
     """Send what is approved, or send it again. It signs nothing. Safe to repeat.
 
     Raises: as `approve`; ApprovalRefusal also where a standing approval has ended since it was used.
     """
     desk.require_running()
     hold = desk.outbox.get(release_id)
-    plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
+    plan, _ = desk.plans.approved(hold.study, now)
     if plan.hash != hold.plan_hash:
         raise PlanChanged("a release must be of the plan that is approved now", given="a release of an earlier plan")
     with desk.locked():
-        return _sent(desk, desk.outbox.get(release_id), today=today, command="site-agent run")
+        return _sent(desk, desk.outbox.get(release_id), today=now.today, command="site-agent run")
 
 
 def resend(desk: Desk, study: str, *, dry_run: bool = False) -> reconciliation.Settled:

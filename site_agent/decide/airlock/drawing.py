@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.config import TableSource
     from site_agent.decide.airlock.standing_approval import StandingUse
+    from site_agent.decide.plans import AgentNow
     from site_agent.desk import Desk
     from site_agent.egress import Egress
     from site_agent.release.pipeline.opened import SealedRelease
@@ -47,7 +47,7 @@ class DrawnRelease:
     sent: Mapping[str, Any] | None
 
 
-def wanted(desk: Desk, study: str, *, wave: int, by: str | None, agent_version: str, today: dt.date) -> WantedRelease:
+def wanted(desk: Desk, study: str, *, wave: int, by: str | None, now: AgentNow) -> WantedRelease:
     """The release that `draw` would make.
 
     Args:
@@ -60,12 +60,12 @@ def wanted(desk: Desk, study: str, *, wave: int, by: str | None, agent_version: 
     from site_agent.release.pipeline import making
 
     desk.require_running()
-    plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
+    plan, _ = desk.plans.approved(study, now)
     author = approval.require_author(desk, plan, by)
-    standing_approval.require_approved_ahead(desk, plan, agent_version=agent_version, today=today)
+    standing_approval.require_approved_ahead(desk, plan, now)
     source = desk.config.source(study)
-    number = wave or require_due(desk, plan, today)
-    making.require_open(plan, number, today)
+    number = wave or require_due(desk, plan, now.today)
+    making.require_open(plan, number, now.today)
     return WantedRelease(plan=plan, wave=number, author=author, source=source)
 
 
@@ -85,8 +85,7 @@ def draw(
     desk: Desk,
     release: WantedRelease,
     *,
-    agent_version: str,
-    today: dt.date,
+    now: AgentNow,
     progress: Progress | None = None,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> DrawnRelease:
@@ -108,15 +107,15 @@ def draw(
             wave=release.wave,
             source=release.source,
             site=working_site(desk, egress),
-            today=today,
+            today=now.today,
             author=release.author,
             progress=progress,
         )
     full = made.hold.release_id
-    found = standing_approval.approve_by_standing(desk, full, agent_version=agent_version, today=today)
+    found = standing_approval.approve_by_standing(desk, full, now)
     sent = None
     if found.limit:
         desk.note_refusal("standing approval", ApprovalRefusal(found.limit), release_id=full, agent=True)
     if found.hold.state == "approved":
-        sent = approval.send(desk, full, agent_version=agent_version, today=today).sent
+        sent = approval.send(desk, full, now).sent
     return DrawnRelease(made=replace(made, hold=desk.outbox.get(full)), standing=found, sent=sent)

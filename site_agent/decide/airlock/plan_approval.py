@@ -13,6 +13,7 @@ from shared.privacy.stated import shown_epsilon
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.decide.airlock.signing import Approver
+    from site_agent.decide.plans import AgentNow
     from site_agent.desk import Desk
 
 __all__ = ["Asking", "approve_plan", "asks_tick", "plan_to_approve"]
@@ -68,8 +69,7 @@ def approve_plan(
     *,
     by: Approver,
     understood: bool,
-    agent_version: str,
-    today: dt.date,
+    now: AgentNow,
     reason: str = "",
     dry_run: bool = False,
 ) -> None:
@@ -91,8 +91,7 @@ def approve_plan(
             plan,
             name=by.name,
             key=by.open_key(),
-            agent_version=agent_version,
+            now=now,
             understood=asking.not_covered,
-            today=today,
             reason=reason,
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from shared.base.keys import Envelope, SigningKey
     from shared.plans.plan import StudyPlan
     from shared.plans.standing import Standing
+    from site_agent.decide.plans import AgentNow
     from site_agent.desk import Desk
     from site_agent.ledger.book import Hold, Noted
     from site_agent.release.pipeline.opened import SealedRelease
@@ -57,7 +58,7 @@ class StandingUse:
     limit: str = ""
 
 
-def require_approved_ahead(desk: Desk, plan: StudyPlan, *, agent_version: str, today: dt.date) -> None:
+def require_approved_ahead(desk: Desk, plan: StudyPlan, now: AgentNow) -> None:
     """Refuse what a plan wants approved before it is drawn, and is not: asked before the charge and before the draw.
 
     Raises: ApprovalRefusal (no standing approval in force is good for the release as it is planned); PolicyRefusal
@@ -80,9 +81,9 @@ def require_approved_ahead(desk: Desk, plan: StudyPlan, *, agent_version: str, t
     price = privacy.epsilon(planned_event(plan), plan.budget.delta)
     for noted in desk.ledger.standing(plan.study):
         signed = None if noted.revoked else _standing(desk, noted)
-        if signed is None or signed.agent_version != agent_version:
+        if signed is None or signed.agent_version != now.version:
             continue
-        if not broken_limit(signed, plan_hash=plan.hash, today=today, epsilon=price, n=None, last_n=None):
+        if not broken_limit(signed, plan_hash=plan.hash, today=now.today, epsilon=price, n=None, last_n=None):
             return
     raise ApprovalRefusal(
         "a release of this plan must be approved before it is drawn",
@@ -99,8 +100,7 @@ def sign_standing(
     by: Approver,
     max_epsilon: float,
     until: dt.date,
-    agent_version: str,
-    today: dt.date,
+    now: AgentNow,
     dry_run: bool = False,
 ) -> tuple[Standing, str]:
     """Sign in advance, as `by`, for later releases of the plan that is approved now, within limits.
@@ -111,8 +111,7 @@ def sign_standing(
         by: the approver who signs.
         max_epsilon: most ε of one such release, above 0.
         until: last day of the approval.
-        agent_version: of this software, which the plan may bound.
-        today: UTC date.
+        now: of this software, which the plan may bound.
         dry_run: sign and note nothing; the digest is blank then.
     Returns: the document and its digest.
     Raises: PlanRefusal (the plan does not allow it) and its kinds; ApprovalRefusal (no release was approved yet);
@@ -124,7 +123,7 @@ def sign_standing(
     desk.config.approver_key(by.name)
     key = desk.outbox.approvers[by.name]
     registered = {key.key_id: key}
-    plan, _ = desk.plans.approved(study, agent_version=agent_version, today=today)
+    plan, _ = desk.plans.approved(study, now)
     if not plan.floors.standing:
         raise PlanRefusal(
             "the plan must allow a standing approval",
@@ -133,7 +132,7 @@ def sign_standing(
         )
     if not (math.isfinite(max_epsilon) and max_epsilon > 0):
         raise UsageRefusal("--max-epsilon must be a positive number", given=f"{max_epsilon}")
-    if not today <= until <= plan.expires:
+    if not now.today <= until <= plan.expires:
         raise UsageRefusal(f"--until must be a day from today to the plan's last, {plan.expires}", given=f"{until}")
     ahead = plan.floors.approval == "before"
     before = None if ahead else _last_approved(desk, study)
@@ -147,14 +146,14 @@ def sign_standing(
         study=study,
         site=desk.config.site,
         plan_hash=plan.hash,
-        agent_version=agent_version,
+        agent_version=now.version,
         max_epsilon=max_epsilon,
         until=until.isoformat(),
         n=1 if before is None else before.receipt.n,
         release_id=NO_RELEASE if before is None else before.hold.release_id,
         approver=by.name,
         number=len(desk.ledger.standing(study)) + 1,
-        day=today.isoformat(),
+        day=now.today.isoformat(),
     )
     if not dry_run:
         with desk.locked():
@@ -254,7 +253,7 @@ def standing_lines(desk: Desk, today: dt.date, study: str | None = None) -> list
     return out
 
 
-def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, today: dt.date) -> StandingUse:
+def approve_by_standing(desk: Desk, release_id: str, now: AgentNow) -> StandingUse:
     """Approve a held release by a standing approval in force, if every one of its limits holds. It sends nothing.
 
     Raises: PlanRefusal and its kinds; IntegrityRefusal (the bytes or what was shown of them are not as they were).
@@ -266,11 +265,11 @@ def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, toda
     if hold.state != "held" or not noted:
         return StandingUse(hold=hold)
     desk.require_running()
-    plan, _ = desk.plans.approved(hold.study, agent_version=agent_version, today=today)
+    plan, _ = desk.plans.approved(hold.study, now)
     made = opened.open_release(desk.outbox, release_id)
     limits = []
     for one in reversed(noted):
-        limit = _limit(desk, one, made, plan, agent_version=agent_version, today=today)
+        limit = _limit(desk, one, made, plan, now)
         if not limit:
             with desk.locked():
                 hold = desk.outbox.approve_by_standing(release_id, one.digest, name=one.name)
@@ -279,9 +278,7 @@ def approve_by_standing(desk: Desk, release_id: str, *, agent_version: str, toda
     return StandingUse(hold=hold, limit=limits[0])
 
 
-def _limit(
-    desk: Desk, noted: Noted, made: SealedRelease, plan: StudyPlan, *, agent_version: str, today: dt.date
-) -> str:
+def _limit(desk: Desk, noted: Noted, made: SealedRelease, plan: StudyPlan, now: AgentNow) -> str:
     """The first limit of a standing approval that a held release does not keep; blank for none."""
     from shared.plans.standing import broken_limit
 
@@ -294,14 +291,14 @@ def _limit(
     limit = broken_limit(
         standing,
         plan_hash=hold.plan_hash if hold.plan_hash == plan.hash else "",
-        today=today,
+        today=now.today,
         epsilon=math.inf if made.receipt.stated_epsilon is None else made.receipt.epsilon,
         n=None if ahead else made.receipt.n,
         last_n=None if before is None else before.receipt.n,
     )
     if limit:
         return limit
-    if standing.agent_version != agent_version or made.receipt.agent_version != agent_version:
+    if standing.agent_version != now.version or made.receipt.agent_version != now.version:
         return "the agent's version must be the one it was signed for"
     if ahead:
         # Nothing that is in the bytes decides: but whoever signs after the draw could have looked at them.

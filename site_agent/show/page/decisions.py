@@ -40,8 +40,7 @@ class Decisions(Frame):
             release_id,
             ticked=form.getlist("tick"),
             by=self.typed(desk, form),
-            agent_version=self.agent_version,
-            today=self.today(),
+            now=self.now,
         )
         return f"/release/{release_id}?done={'approved' if after.hold.state == 'delivered' else 'signed'}"
 
@@ -88,8 +87,8 @@ class Decisions(Frame):
         """Approve the plan that was shown."""
         from site_agent.decide.airlock import plan_approval
 
-        name, today = form.get("name", ""), self.today()
-        asking = plan_approval.plan_to_approve(desk, request.path_params["study"], name=name, today=today)
+        name, now = form.get("name", ""), self.now
+        asking = plan_approval.plan_to_approve(desk, request.path_params["study"], name=name, today=now.today)
         if form.get("plan_hash") != asking.plan.hash:
             raise PlanChanged(
                 "the plan approved must be the plan shown", given="another one", next_step="Read the new one first."
@@ -99,8 +98,7 @@ class Decisions(Frame):
             asking,
             understood=form.get("understood") == asking.plan.posture,
             by=self.typed(desk, form),
-            agent_version=self.agent_version,
-            today=today,
+            now=now,
             reason=form.get("reason", ""),
         )
         return "/plans?done=plan"
@@ -141,7 +139,7 @@ class Decisions(Frame):
         """Begin the release of one wave, as the approver who can open the key that is named."""
         from site_agent.decide.airlock import drawing
 
-        wave, today = form.get("wave", ""), self.today()
+        wave, now = form.get("wave", ""), self.now
         if not wave.isdigit():
             raise UsageRefusal("a wave must be named by its number", given=repr(wave))
         wanted = drawing.wanted(
@@ -149,13 +147,12 @@ class Decisions(Frame):
             request.path_params["study"],
             wave=int(wave),
             by=form.get("name", ""),
-            agent_version=self.agent_version,
-            today=today,
+            now=now,
         )
         self.typed(desk, form).open_key()  # only who can open the key may be named as the author
 
         def run(tell: Any) -> Any:
-            return drawing.draw(desk, wanted, agent_version=self.agent_version, today=today, progress=tell).made.hold
+            return drawing.draw(desk, wanted, now=now, progress=tell).made.hold
 
         self.works.start("release", wanted.plan.study, run)
         return "/work"
@@ -177,8 +174,7 @@ class Decisions(Frame):
             max_epsilon=limit,
             until=last,
             by=self.typed(desk, form),
-            agent_version=self.agent_version,
-            today=self.today(),
+            now=self.now,
         )
         return "/plans?done=standing"
 

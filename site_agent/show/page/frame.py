@@ -26,6 +26,7 @@ from shared.privacy import stated
 from shared.terminal import inert
 from site_agent.decide import reconciliation
 from site_agent.decide.airlock.signing import Approver
+from site_agent.decide.plans import AgentNow
 from site_agent.identity import ending
 from site_agent.show.page.access import Gate, KeyOpener, Session
 from site_agent.show.page.language import COOKIE, NAMES, Language, chosen, marked
@@ -82,6 +83,11 @@ class Frame:
         self.open_desk, self.gate, self.hosts = open_desk, gate, hosts
         self.agent_version, self.today, self.opener = agent_version, today, KeyOpener()
         self._environments: dict[str, jinja2.Environment] = {}
+
+    @property
+    def now(self) -> AgentNow:
+        """Version of this software, and the day."""
+        return AgentNow(version=self.agent_version, today=self.today())
 
     @cached_property
     def style(self) -> str:
