@@ -419,6 +419,7 @@ def bars() -> str:
         rows += [
             ["equal rows: harmless releases that are refused, %", "≤ 1", harmless],
             ["equal rows: planted copies that are found, %", "100", share(found, "copies found", of["copies"])],
+            ["the same, ten copies in one release, %", "100", share(found, "together found", of["together"])],
         ]
     return table(("what", "asked", "measured"), rows) + BARS
 
