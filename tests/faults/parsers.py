@@ -251,7 +251,7 @@ def _wire(hub: Hub) -> Iterator[Target]:
     yield Target("log's head", (body,), lambda data: open_head(_signed(TREE_HEAD_TYPE, data).to_bytes(), KEY.public))
     word = RestoredLog(size=2, root="ab" * 32, archive="", reason="a fire", day="2026-01-05")
     yield Target("restoration", (canonical_json(word.to_canonical()),), RestoredLog.from_entry)
-    reading = ClockReading.asked("north", utc_now()).signed(KEY).payload
+    reading = ClockReading.question("north", utc_now()).signed(KEY).payload
     yield Target("clock", (reading,), lambda data: open_reading(_signed(CLOCK_TYPE, data), KEY.public))
     contents = {name: {"sha256": "ab" * 32, "bytes": 1} for name in ("coordinator.toml", "store.db", "ca/ca.pem")}
     facts = {"coordinator": "hub", "day": "2026-01-05", "size": 1, "root": "", "head": "", "witness": "", "releases": 0}

@@ -257,7 +257,7 @@ class SumStage:
     def order(self, name: str, step: SumStep) -> tuple[RoundOrder, bytes]:
         """What the coordinator has asked a site in a step."""
         place = list(self.plan.release.members).index(name)
-        content = SumQueue(self.hub.store, self.plan).asked(step)[place]
+        content = SumQueue(self.hub.store, self.plan).order_contents(step)[place]
         return as_order(self.plan, number_of(step, place), content), content
 
     def close(self) -> None:
