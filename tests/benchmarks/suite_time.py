@@ -27,7 +27,9 @@ def main() -> None:
     wall = time.monotonic() - begun
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     counted = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped)\b", ran.stdout[-500:])}
-    print(ran.stdout[-500:])
+    print(ran.stdout[-500:], ran.stderr[-500:])
+    if ran.returncode or not counted.get("passed"):
+        raise SystemExit("the suite did not pass: nothing is written")
     found = {"cpu_s": round(used.ru_utime + used.ru_stime), "load_average_before": before, "wall_s": round(wall)}
     record.write("suite_time", found | counted | {"part": part_number()}, seed=0)
 

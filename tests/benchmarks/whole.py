@@ -146,9 +146,10 @@ class Whole:
 
     def end(self, wanted: list[Step]) -> None:
         """Wait for the next that ends, and keep what it took."""
-        while not (found := [one for pid in self.running if (one := os.wait4(pid, os.WNOHANG))[0]]):
+        # One at a time: who is waited for and not looked at is lost.
+        while not (found := next((one for pid in self.running if (one := os.wait4(pid, os.WNOHANG))[0]), None)):
             time.sleep(0.1)
-        pid, status, used = found[0]
+        pid, status, used = found
         step, process, begun = self.running.pop(pid)
         process.returncode = os.waitstatus_to_exitcode(status)
         self.kept[step.name] = {
