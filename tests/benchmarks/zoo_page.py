@@ -184,6 +184,19 @@ def by_size() -> str:
 
 
 KEPT = (4, 12, 48)
+SIZED = ("zoo_n300", "zoo_n1000", "zoo_n5000", "zoo_n20000")
+
+
+def by_size_and_outcome() -> str:
+    """Latent noise at w = 0.8 by n and type of outcome, of 4, 12 and 48 sites together."""
+    rows = []
+    for name in SIZED:
+        record = results(name)
+        for key, found in (record or {"summaries": {"w=0.8": {}}})["summaries"]["w=0.8"].items():
+            if key.startswith("kind=") and found.get("terms"):
+                n = min(one["n"] for one in record["cells"])  # type: ignore[index]
+                rows.append([f"{n:,}", key.removeprefix("kind="), *latent(name, found, record["draws"])])  # type: ignore[index]
+    return table(("n", "outcome", *LATENT), rows)
 
 
 def by_part(name: str, part: str, w: str = "w=0.8") -> str:
@@ -268,6 +281,21 @@ def figures_by_size(names: Sequence[str], epsilon: str = "epsilon=1") -> str:
             line += [number(found, "site_held", 1), f"{refused} of {len(cells)} models"]
             rows.append((n, record["sites"], line))
     return table(heads, [[f"{n:,}", f"{k}", *line] for n, k, line in sorted(rows)])
+
+
+def figures_by_outcome(names: Sequence[str], epsilon: str = "epsilon=1") -> str:
+    """Noisy figures at one ε, by K and type of outcome, of all n together."""
+    heads = ("K", "outcome", "answers", "bias in own standard errors, median", "95th percentile")
+    heads += ("holds the records, %", "width", "cautioned: wrong; right")
+    rows = []
+    for record in filter(None, map(results, names)):
+        for kind in dict.fromkeys(one["kind"] for one in record["cells"]):
+            cells = [one for one in record["cells"] if one["kind"] == kind]
+            found = record["summaries"][epsilon].get(f"kind={kind}", {}) | _counted(cells, epsilon, record["draws"])
+            line = [f"{answers(found)}", number(found, "bias_own_median"), number(found, "bias_own_p95")]
+            line += [share(found, "held", answers(found)), number(found, "width"), cautioned("", found)]
+            rows.append([f"{record['sites']}", kind, *line])
+    return table(heads, rows)
 
 
 def by_term(name: str) -> str:
@@ -431,7 +459,7 @@ Size = tuple[str, Mapping[str, Any], int]
 def _latent_sizes(most: float = math.inf) -> list[Size]:
     """Latent noise by size, of at most so many patients of all hospitals together."""
     found: list[Size] = []
-    for name in ("zoo_n300", "zoo_n1000", "zoo_n5000", "zoo_n20000"):
+    for name in SIZED:
         record = results(name)
         for k in KEPT if record else ():
             n = min(one["n"] for one in record["cells"])  # type: ignore[index]
@@ -513,6 +541,8 @@ def page() -> str:
         "## Latent noise, by patients, sites and w\n",
         "Posture `local`, outcomes drawn last.\nRows with K = 4 and 12 are of the first 4 and 12 of the 48 sites.\n",
         by_size(),
+        "The same at w = 0.8 by type of outcome, of 4, 12 and 48 sites together:\n",
+        by_size_and_outcome(),
         "## Latent noise by type of outcome: n = 1,000, K = 12, w = 0.8, real tables at their own size\n",
         by_part("zoo", "kind"),
         "## And by world\n",
@@ -529,6 +559,8 @@ def page() -> str:
         "## Noisy moments by patients and sites: ε = 1, every coefficient declared\n",
         TOGETHER,
         figures_by_size([f"zoo_moments_k{k}" for k in KEPT]),
+        "By type of outcome, of all n together:\n",
+        figures_by_outcome([f"zoo_moments_k{k}" for k in KEPT]),
         "## Slicing of small hospitals\n",
         SLICING,
         figures_by_size(["zoo_slicing"], "epsilon=3"),
