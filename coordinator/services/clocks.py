@@ -1,10 +1,10 @@
 """Trust in this machine's clock, by the sites' signed readings of theirs; without it no certificate is issued.
 
 A certificate, an invitation, the server's own renewal: each is dated by this machine's clock, and one that is a year
-ahead for an hour would date them a year wrong. So nothing is issued unless somebody else has seen about the same time
-within `REMEMBERED` days: at least as many sites whose signed readings agree with this clock as sites whose readings do
-not; or a person who compared it with another clock and confirmed it. A clock that is not trusted stops nothing else:
-releases are accepted, and existing certificates stay in use.
+ahead for an hour would date them a year wrong. So nothing is issued unless a person confirmed this clock within `WORD`
+days, or, of the sites heard within `REMEMBERED` days, at least as many agree with it as do not. While no site has been
+heard in that time, the set-up, the last confirmation or a site's last reading vouches for it for as many days. A clock
+that is not trusted stops nothing else: releases are accepted, and existing certificates stay in use.
 
 Limits of this: a broken or hostile site that is the only one here can stop certificates from being issued, until a
 person confirms the clock; it cannot cause one to be issued. A majority of sites with the same error would be trusted.
@@ -28,7 +28,7 @@ from shared.wire.clocks import TOLERATED, WRONG, span
 __all__ = ["ClockVerdict", "SeenClocks", "SiteClock", "judge", "restoration_day"]
 
 REMEMBERED = 45
-"""Days for which a reading, a person's word or the set-up itself vouches for this clock."""
+"""Days for which a reading counts; with no site heard for so long, those for which the last word or the set-up does."""
 WORD = 7
 """Days for which a person's word counts for more than the sites' readings."""
 

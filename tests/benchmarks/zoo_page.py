@@ -524,7 +524,8 @@ def many_patients() -> str:
         f"Of survival {share(found, 'held', answers(found))} % of the answers hold the records' there, of the other "
         f"outcomes no less than {min(others):.0f} %: coefficients in the world of heavy tails lie far off, and "
         f"{sum('wrong_cautioned=1' in one for one in wrong)} of the {len(wrong)} wrong answers carry a caution.\n"
-        f"No distance is told where more than {MEASURED_TO:,} rows are pooled.\n"
+        f"No distance is told where more than {MEASURED_TO:,} rows are pooled, "
+        "those of sites that were released again aside.\n"
     )
 
 
