@@ -186,3 +186,10 @@ def test_a_hold_out_that_is_not_large_asks_nothing_of_the_generator_and_a_large_
     np.testing.assert_array_equal(space.nodes(ties, rng=draws), space.nodes(ties))
     np.testing.assert_array_equal(space.deconvolved(rng=draws), space.deconvolved())
     assert draws.bit_generator.state == before
+
+
+@pytest.mark.parametrize("m", [10_000, 80_000])
+def test_a_node_without_ties_is_expected_to_have_next_to_none_however_many_are_held_out(m):
+    design, offset = np.zeros((m, 1)), np.zeros(m)
+    (alpha, _), *_ = latent_space._logistic(sparse.csr_array((1, m)), design, offset)
+    assert 0 < m / (1 + np.exp(-alpha)) < 0.2

@@ -11,7 +11,8 @@ not tied (*controls*), each with the weight of those it stands for: one over the
 is then right on average over samples, and so are its gradients.
 
 Here a stratum is c nodes whose coordinates are alike, neighbours in the order of a k-d tree, and a sample has one node
-of each, drawn evenly: every node is in it with probability 1/c, and its weight is c. Because strata are made of
+of each, drawn evenly: every node is in it with probability 1/c, and its weight is c (for a node's own step, and for
+errors, nodes over sample, which is c but for a stratum that is not full). Because strata are made of
 coordinates, a sample misses by what nodes differ within a stratum alone: a small room in which everybody knows
 everybody is in it with its share of persons, and not by luck.
 

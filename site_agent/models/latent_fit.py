@@ -47,7 +47,8 @@ def fit(
         model: one of `shared.mechanisms.grand.noise.MODELS`.
         d: latent dimension, below m; None chooses 1 to `most` by :func:`choose_dimension`.
         directed: whether a tie has a direction.
-        rng: starting points and the pairs of the cross-validation: no guarantee rests on it.
+        rng: starting points, the pairs of the cross-validation, and of a large hold-out those that are gone through: no
+            guarantee rests on it.
         most: largest dimension to choose from.
     Raises: ParameterError.
 

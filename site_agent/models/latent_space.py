@@ -544,8 +544,11 @@ class _Cases:
 
 
 def ridge_of(m: int, k: int) -> Array:
-    """(k,) weights of the squares of (α, Z): next to nothing on α, a unit normal prior on each position."""
-    return np.array([_RIDGE * m] + [_PRIOR] * (k - 1))
+    """(k,) weights of the squares of (α, Z): next to nothing on α, a unit normal prior on each position.
+
+    A node without ties is expected to have as many as α's weight times |α|: it no longer grows in a large hold-out.
+    """
+    return np.array([_RIDGE * min(m, LARGE)] + [_PRIOR] * (k - 1))
 
 
 def _least_squares(ties: Matrix, design: Array) -> Array:
