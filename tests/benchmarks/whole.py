@@ -111,13 +111,13 @@ class Whole:
 
     Args:
         which: the list. kept: step to what it took. code: a digest of what runs now.
-        running: process id to the step, its process, and when it began.
+        running: process id to the step, its process, when it began, and the code that it runs.
     """
 
     which: str
     kept: dict[str, dict[str, Any]]
     code: str
-    running: dict[int, tuple[Step, subprocess.Popen[bytes], float]] = field(default_factory=dict)
+    running: dict[int, tuple[Step, subprocess.Popen[bytes], float, str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, which: str) -> Whole:
@@ -142,7 +142,7 @@ class Whole:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.running[process.pid] = (step, process, time.monotonic())
+        self.running[process.pid] = (step, process, time.monotonic(), state_of_code(benchmarks=True))
 
     def end(self, wanted: list[Step]) -> None:
         """Wait for the next that ends, and keep what it took."""
@@ -150,10 +150,10 @@ class Whole:
         while not (found := next((one for pid in self.running if (one := os.wait4(pid, os.WNOHANG))[0]), None)):
             time.sleep(0.1)
         pid, status, used = found
-        step, process, begun = self.running.pop(pid)
+        step, process, begun, code = self.running.pop(pid)
         process.returncode = os.waitstatus_to_exitcode(status)
         self.kept[step.name] = {
-            "code": self.code,
+            "code": code,
             "cpu_s": round(used.ru_utime + used.ru_stime),
             "status": process.returncode,
             "wall_s": round(time.monotonic() - begun),
@@ -179,12 +179,13 @@ class Whole:
 
     def run(self, wanted: list[Step], jobs: int, minutes: float) -> None:
         """Run what is left, so many at once, and begin nothing more after so many minutes."""
-        queue, until = self.left(wanted), time.monotonic() + 60 * minutes
+        queue, until = self.left([one for one in wanted if not lacks(one)]), time.monotonic() + 60 * minutes
         try:
             while (queue and time.monotonic() < until) or self.running:
                 while queue and len(self.running) < jobs and time.monotonic() < until:
                     self.begin(queue.pop(0))
-                self.end(wanted)
+                if self.running:
+                    self.end(wanted)
         finally:
             for pid in self.running:
                 os.killpg(pid, signal.SIGKILL)
@@ -199,9 +200,8 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     whole, wanted = Whole.read(given.which), steps(given.which)
-    for step in (absent := [one for one in wanted if lacks(one)]):
+    for step in filter(lacks, wanted):
         print(f"left out: {step.name} needs {lacks(step)}")
-    wanted = [one for one in wanted if one not in absent]
     whole.run(wanted, given.jobs, given.minutes)
     found = whole.results(wanted)
     for name in found["failed"]:
