@@ -19,6 +19,7 @@ import pytest
 from delivered import STUDIES, TODAY
 from service import anchor_head
 from stage.homes import collected, homes, hub, written  # noqa: F401
+from theatre import plan_toml
 
 from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import ask
@@ -35,7 +36,7 @@ from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle.tree import verify_inclusion
 from shared.base.randomness import seeded_rng
-from shared.errors import ConfigRefusal, ParameterError, StateRefusal
+from shared.errors import ConfigRefusal, ParameterError, PlanRefusal, StateRefusal
 from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -410,6 +411,23 @@ def test_a_plan_is_published_once_and_only_upwards(ready, tmp_path):
     assert ready("plan", "sign", path)[0] == 0
     assert ready("plan", "show", "cvd")[1]["plan"]["budget"]["epsilon"] == 390
     assert ready("plan", "show", "cvd", "--version", 1)[1]["plan"]["budget"]["epsilon"] == 400
+
+
+def test_a_study_whose_plan_has_what_new_plans_may_not_gets_further_versions_of_it_alone(ready, tmp_path, monkeypatch):
+    path = tmp_path / "varied.toml"
+    text = plan_toml().replace('mechanism = "latent_noise"', 'mechanism = "latent_noise"\nvary = "weight"')
+    text = text.replace('study = "cvd"', 'study = "varied"')
+    assert StudyPlan.from_toml(text).release.vary == "weight"
+    path.write_text(text)
+    assert ready("plan", "sign", path)[0] == PlanRefusal.exit_code
+    with monkeypatch.context() as before:  # as the version that still signed it
+        before.setattr(LatentNoisePlan, "require_same_noise", lambda plan: None)
+        assert ready("plan", "sign", path)[0] == 0
+    path.write_text(text.replace("version = 1", "version = 2", 1).replace('"weight"', '"rotation"'))
+    code, answer = ready("plan", "sign", path)
+    assert (code, "release.vary" in answer["refused"]["given"]) == (PlanRefusal.exit_code, True)
+    path.write_text(text.replace("version = 1", "version = 2", 1))
+    assert ready("plan", "sign", path)[0] == 0
 
 
 def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pin(ready, tmp_path):

@@ -258,6 +258,9 @@ def plan_sign(
     from shared.plans.plan import sign_plan
 
     plan, checks = review(plan_text(file), today=today(), recipient=config.name)
+    last = None if plan is None else _last_plan(store, plan.study)
+    if last is not None:
+        plan, checks = review(plan_text(file), today=today(), recipient=config.name, signed=last)
     failed = [check for check in checks if check.state == "fail"]
     warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
@@ -268,7 +271,6 @@ def plan_sign(
             next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
     require_still_open(store, plan.study)
-    last = _last_plan(store, plan.study)
     if last is not None and plan.version <= last.version:
         same = plan.hash == last.hash
         raise PlanRollback(

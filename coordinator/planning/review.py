@@ -25,13 +25,16 @@ MEANINGFUL = 10.0
 
 
 # -- is it complete? ----------------------------------------------------------------------------------------------
-def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
+def review(
+    text: str, *, today: dt.date, recipient: str = "", signed: StudyPlan | None = None
+) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
     """Read a study.toml and hold it against what a plan must be.
 
     Args:
         text: the file.
         today: the day on which it is judged.
         recipient: this coordinator's name, where there is one.
+        signed: the study's last signed plan, where one is known: what it has may stay.
     Returns: the plan (None when it cannot be read) and one `ChecklistLine` per line; nothing is raised.
     """
     try:
@@ -63,7 +66,7 @@ def review(text: str, *, today: dt.date, recipient: str = "") -> tuple[StudyPlan
         *_calendar(plan, today),
         *_price(plan),
         *_theorem3(plan),
-        *plan.release.review(plan),
+        *plan.release.review(plan, None if signed is None else signed.release),
         _floors(plan),
     ]
     try:

@@ -211,8 +211,12 @@ class MechanismPlan(ABC):
         """Sentences for a steward: what this mechanism does not cover, beyond what no release covers."""
         return ()
 
-    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
-        """Lines of a lead's checklist that only this mechanism has: what its answers will not be sure of, and a fix."""
+    def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
+        """Lines of a lead's checklist that only this mechanism has: what its answers will not be sure of, and a fix.
+
+        Args:
+            signed: the mechanism of the study's last signed plan; None where there is none, or it is not known.
+        """
         return []
 
     @abstractmethod

@@ -30,7 +30,7 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn
-from shared.mechanisms.base import Aggregates, Extent, Facts, balanced, must, widest
+from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factor_of, factors_of, in_words
@@ -199,7 +199,7 @@ class MomentsPlan(Aggregates):
             f"noise of {sigma_of(design.spec, 0):.4g} persons on each count"
         )
 
-    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+    def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
         """Checklist: a warning for each of `doubtful`, or that every coefficient is the regression's own."""
         from shared.terminal import ChecklistLine
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Extent, Facts, must, other_record, unit
+from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.secure_sum.influences import Bounds
 from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
@@ -232,7 +232,7 @@ class SecureSumPlan(Aggregates):
             "records' own answer where patients are unlike the planned model (docs/benchmarks/moments.md)."
         )
 
-    def review(self, plan: StudyPlan) -> list[ChecklistLine]:
+    def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
         """Checklist: ε against each group of colluding parties; warnings on the interval and the planned analyses."""
         from shared.estimands.questions import parse_estimand
         from shared.terminal import ChecklistLine
