@@ -447,7 +447,7 @@ def test_a_signature_that_was_made_after_the_draw_approves_nothing(desk, monkeyp
         patch.setattr(
             standing_approval,
             "approve_by_standing",
-            lambda at, i, **_: standing_approval.StandingUse(hold=at.outbox.get(i)),
+            lambda at, i, *_, **__: standing_approval.StandingUse(hold=at.outbox.get(i)),
         )
         made = desk.json("release", "mini", "--wave", "1")
     assert made["state"] == "held"
