@@ -526,6 +526,8 @@ def many_patients() -> str:
         f"{sum('wrong_cautioned=1' in one for one in wrong)} of the {len(wrong)} wrong answers carry a caution.\n"
         f"No distance is told where more than {MEASURED_TO:,} rows are pooled, "
         "those of sites that were released again aside.\n"
+        "That limit was chosen on the answers of this page: the lowest share above, of what is below the limit, is no "
+        "evidence for fresh data.\n"
     )
 
 
