@@ -232,12 +232,14 @@ def _notes(content: ForestContent, body: float) -> tuple[list[tuple[str, str, bo
 class ForestPage:
     """A forest plot on its page; `draw` gives the figure.
 
-    The order of drawing is part of the bytes: what is drawn first lies below, and stands first in an SVG.
+    The order of drawing is part of the bytes: what is drawn first lies below, and stands first in an SVG. Marks of
+    which there are many are plain artists: `plot` and `axhspan` seek the ends of the axes anew with each.
     """
 
     def __init__(self, content: ForestContent) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.transforms import TransformedPatchPath
 
         self.content = content
         self.columns = columns = _Columns.of(content)
@@ -254,6 +256,7 @@ class ForestPage:
         self.span = placed(content.view) or _span(drawn, content.rows, content.view.null)
         self.axes.set(xlim=self.span, ylim=(lines.axis, lines.rule))
         self.axes.patch.set_alpha(0)
+        self._cut = TransformedPatchPath(self.page.patch)
 
     def draw(self) -> Figure:
         """Draw everything, once."""
@@ -269,7 +272,7 @@ class ForestPage:
 
     def _say(self, x: float, at: float, text: str, **more: Any) -> None:
         style: dict[str, Any] = {"fontsize": TEXT, "color": INK, "va": "center_baseline", "ha": "left"}
-        self.page.text(x, at, text, **(style | {"parse_math": False} | more))
+        self.page.text(x, at, text, **(style | {"parse_math": False, "clip_path": self._cut} | more))
 
     def _rule(self, at: float, colour: str, wide: float) -> None:
         ends = [MARGIN, self.columns.right]
@@ -303,13 +306,14 @@ class ForestPage:
 
     def _bands(self) -> None:
         """Every other site on a grey band; counted anew in each group."""
-        inside = {"xmin": MARGIN / self.columns.width, "xmax": self.columns.right / self.columns.width}
-        striped = 0
+        from matplotlib.patches import Rectangle
+
+        wide, striped = self.columns.right - MARGIN, 0
         for i, (row, centre) in enumerate(zip(self.content.rows, self.lines.centres, strict=True)):
             striped = 0 if row.kind == "group" else striped + 1
             if row.kind in ("site", "excluded") and (striped if self.content.groups else i) % 2:
                 half = row.height / 2
-                self.page.axhspan(centre - half, centre + half, **inside, facecolor=BAND, linewidth=0)
+                self.page.add_artist(Rectangle((MARGIN, centre - half), wide, 2 * half, facecolor=BAND, linewidth=0))
 
     def _guides(self) -> None:
         """The line of no effect, and one down to each pooled estimate."""
@@ -437,6 +441,7 @@ def _three(lane: ForestLane, view: View) -> tuple[str, str, str]:
 def _mark(
     axes: Axes, kind: str, lane: ForestLane, y: float, colour: str, marker: str, span: tuple[float, float], gid: str
 ) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Polygon, Rectangle
 
     if lane.lb is None or lane.ub is None:
@@ -456,10 +461,12 @@ def _mark(
         corner = (start, y - tall)
         axes.add_patch(Rectangle(corner, end - start, 2 * tall, facecolor=colour, alpha=0.45, linewidth=0, gid=gid))
     elif start < end:
-        axes.plot([start, end], [y, y], color=dark, linewidth=1.2, solid_capstyle="butt", zorder=5, gid=f"{gid}-ci")
+        whisker: dict[str, Any] = {"color": dark, "linewidth": 1.2, "solid_capstyle": "butt"}
+        axes.add_artist(Line2D([start, end], [y, y], zorder=5, gid=f"{gid}-ci", **whisker))
     if kind == "site" and lane.beta is not None and low <= lane.beta <= high:
         points = lane.side * 72
-        axes.plot([lane.beta], [y], marker, color=colour, markersize=points, markeredgewidth=0, zorder=4, gid=gid)
+        mark: dict[str, Any] = {"linestyle": "none", "color": colour, "markersize": points, "markeredgewidth": 0}
+        axes.add_artist(Line2D([lane.beta], [y], marker=marker, zorder=4, gid=gid, **mark))
         if points < 2.6:  # a light site is still seen: a tick, whose size says nothing
             axes.plot([lane.beta], [y], "|", color=dark, markersize=5, markeredgewidth=1.1, zorder=5)
     for clipped, edge, way in ((lane.lb < low, low, -1), (lane.ub > high, high, 1)):

@@ -101,18 +101,20 @@ def rows_of(
     if shares:
         cells["Noise"] = {label: shares.get(label, "0 %") for label in first.labels}
     heaviest = max(weight for row in results for weight in row.weights)
+    ends = [limits(row) for row in results]
+    places = [dict(zip(row.labels, range(row.k), strict=True)) for row in results]
     by_site: dict[str, ForestRow] = {}
     for number, label in enumerate(sites):
         lanes = []
         for s, row in enumerate(results):
-            if label not in row.labels:
+            i = places[s].get(label)
+            if i is None:
                 lanes.append(
                     ForestLane(s, None, None, None, note="excluded" if _is_excluded(row, label) else "no estimate")
                 )
                 continue
-            i = row.labels.index(label)
             side = _SQUARE * math.sqrt(row.weights[i] / heaviest)
-            lanes.append(ForestLane(s, row.yi[i], *limits(row)[i], weight=row.weights[i], side=side))
+            lanes.append(ForestLane(s, row.yi[i], *ends[s][i], weight=row.weights[i], side=side))
         texts = tuple(column.get(label, "") for column in cells.values())
         by_site[label] = ForestRow("site", label, tuple(lanes), texts, gid=f"site-{number}")
     rows = list(by_site.values()) if groups is None else _grouped(by_site, groups, by)
