@@ -427,7 +427,30 @@ def test_a_study_whose_plan_has_what_new_plans_may_not_gets_further_versions_of_
     code, answer = ready("plan", "sign", path)
     assert (code, "release.vary" in answer["refused"]["given"]) == (PlanRefusal.exit_code, True)
     path.write_text(text.replace("version = 1", "version = 2", 1))
+    assert (ready("plan", "check", path)[0], ready("plan", "cost", path)[1]["refusals"]) == (0, [])
     assert ready("plan", "sign", path)[0] == 0
+
+
+def test_check_and_cost_say_of_every_plan_that_signing_would_refuse_that_it_would_and_what_to_do(ready, tmp_path):
+    path = tmp_path / "cvd.toml"
+    signed, varied = (STUDIES / "cvd.toml").read_text(), 'mechanism = "latent_noise"\nvary = "weight"'
+    following = signed.replace("version = 1", "version = 2", 1)
+    for text, line in (
+        (following.replace("400.0", "4.0"), "budget"),
+        (following.replace("tributary-hub", "another-hub"), "recipient"),
+        (signed.replace("400.0", "390.0"), "version"),
+        (plan_toml("varied").replace('mechanism = "latent_noise"', varied), "guarantee"),
+        (plan_toml("searched").replace("[training]", "[training]\nsearch = true"), "training"),
+    ):
+        path.write_text(text)
+        checked = [one for one in ready("plan", "check", path)[1]["checks"] if one["state"] == "fail"]
+        code, priced = ready("plan", "cost", path)
+        assert (code, priced["refusals"], [one["name"] for one in checked]) == (0, checked, [line])
+        assert all(one["fix"] for one in checked)
+        assert ready("plan", "sign", path, "--dry-run")[0] == PlanRefusal.exit_code
+    for text in (signed, following):
+        path.write_text(text)
+        assert (ready("plan", "check", path)[0], ready("plan", "cost", path)[1]["refusals"]) == (0, [])
 
 
 def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pin(ready, tmp_path):

@@ -407,6 +407,9 @@ def test_the_coordinator_prices_it_with_words_and_signs_no_new_plan_of_it(tmp_pa
         assert "no formal guarantee" in said.lower()
         assert "ε charged so far" not in said
         assert not re.search(r"ε \d", said.split("budget")[0])
+        assert "The plan cannot be signed yet." in said
+        assert "→ Take release.shrink = 3.0" in said
+        assert "plan sign" not in said
     assert main([*home, "plan", "sign", str(path)]) == PlanRefusal.exit_code
     said = " ".join("".join(capsys.readouterr()).split())
     for word in ("E_PLAN", "release.vary must be left out of a new plan", "release.shrink = 3.0"):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from coordinator.planning.price import Price
+    from coordinator.planning.price import PlanCost, Price
     from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
@@ -88,12 +88,10 @@ def plan_redcap(
 @verb(plan_app, "check")
 def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
-    from coordinator.planning.review import review
-
-    plan, checks = review(plan_text(file), today=today(), recipient=recipient(context))
+    plan, checks = _reviewed(context, file)
     if plan is not None:
         checks = (*checks, *_certificates(context, plan))
-    good = all(check.state != "fail" for check in checks)
+    good = not _failed(checks)
     answer = {
         "ok": good,
         "study": plan.study if plan else None,
@@ -110,6 +108,24 @@ def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
         else ("The plan cannot be signed yet.", "bold red"),
         code=PlanRefusal.exit_code if not good else 0,
     )
+
+
+def _reviewed(context: typer.Context, file: Path) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
+    """Review of a plan as `plan sign` would do it here: against the study's last version, where there is one."""
+    from coordinator.planning.review import review
+
+    def last(study: str) -> StudyPlan | None:
+        if not (context.obj / FILE_NAME).exists():
+            return None
+        with open_store(CoordinatorConfig.load(context.obj)) as store:
+            return _last_plan(store, study)
+
+    return review(plan_text(file), today=today(), recipient=recipient(context), signed=last)
+
+
+def _failed(checks: Sequence[ChecklistLine]) -> list[ChecklistLine]:
+    """Lines for each of which a plan is not signed."""
+    return [check for check in checks if check.state == "fail"]
 
 
 def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
@@ -168,6 +184,7 @@ def _by_unseen(listed: Sequence[Price]) -> dict[str, str]:
 
 @verb(plan_app, "cost")
 def plan_cost(
+    context: typer.Context,
     file: PlanFile,
     waves: Annotated[int | None, typer.Option("--waves", help="Waves to price; the plan's own if left out.")] = None,
     persons: Annotated[int | None, typer.Option("--persons", help="Persons at the largest site, to judge δ.")] = None,
@@ -178,10 +195,9 @@ def plan_cost(
 
     plan = StudyPlan.from_toml(plan_text(file))
     price = cost(plan, waves=waves, persons=persons)
+    refusals = _failed(_reviewed(context, file)[1])
 
     def show(out: Console) -> None:
-        from rich.text import Text
-
         out.print(f"{price.study}, version {price.version}", style="bold")
         show_facts(
             out,
@@ -216,13 +232,7 @@ def plan_cost(
             *([("budget", f"{_budget(plan)}, all waves")] if price.epsilon is not None else []),
         )
         out.print()
-        rows: list[list[Any]] = []
-        for wave in _abridged(price.waves, price.last_affordable):
-            if wave is None:
-                rows.append(["…", "", "", ""])
-                continue
-            paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
-            rows.append([wave.number, shown_epsilon(wave.total), shown_room(max(wave.left, 0.0)), paid])
+        rows = _wave_rows(price)
         if rows:
             charged, _ = shown_column({"": _stated(price)}, "ε charged so far")
             out.print(table(["wave", charged, "left", "affordable"], rows, right=["wave", charged, "left"]))
@@ -239,10 +249,13 @@ def plan_cost(
         if price.rows is not None and price.rows > 8.001 and price.w_for_8 is not None:
             given = f", given {price.epsilon_given}," if price.epsilon_given else ""
             out.print(f"For ε 8 in one wave{given} take w = {shown_room(price.w_for_8, 2)}.", style="cyan")
-        if last:
+        if refusals:
+            out.print("The plan cannot be signed yet.", style="bold red")
+            checklist(out, refusals)
+        elif last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
-    return VerbAnswer(price, show)
+    return VerbAnswer({**plain(asdict(price)), "refusals": refusals}, show)
 
 
 @verb(plan_app, "sign")
@@ -257,11 +270,18 @@ def plan_sign(
     from coordinator.planning.review import changes, review
     from shared.plans.plan import sign_plan
 
-    plan, checks = review(plan_text(file), today=today(), recipient=config.name)
+    plan, checks = review(
+        plan_text(file), today=today(), recipient=config.name, signed=lambda study: _last_plan(store, study)
+    )
     last = None if plan is None else _last_plan(store, plan.study)
-    if last is not None:
-        plan, checks = review(plan_text(file), today=today(), recipient=config.name, signed=last)
-    failed = [check for check in checks if check.state == "fail"]
+    if plan is not None and last is not None and plan.version <= last.version:
+        same = plan.hash == last.hash
+        raise PlanRollback(
+            f"the version must be above the last signed one, {last.version}",
+            given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
+            next_step=f"Set version = {last.version + 1}.",
+        )
+    failed = _failed(checks)
     warnings = [check for check in checks if check.state == "warn"]
     if plan is None or failed:
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
@@ -271,13 +291,6 @@ def plan_sign(
             next_step=failed[0].fix + (f" All of them: coordinator plan check {file}." if more else ""),
         )
     require_still_open(store, plan.study)
-    if last is not None and plan.version <= last.version:
-        same = plan.hash == last.hash
-        raise PlanRollback(
-            f"the version must be above the last signed one, {last.version}",
-            given=f"{plan.version}" + (" (this very plan is already signed)" if same else ""),
-            next_step=f"Set version = {last.version + 1}.",
-        )
     differences = changes(last, plan) if last is not None else ()
     # As many as the version before asked for: one lead alone does not end that two must sign.
     least = max(config.threshold, plan.floors.leads, last.floors.leads if last is not None else 1)
@@ -435,6 +448,20 @@ def _stated(price: Any) -> tuple[float | None, str]:
 
 def _budget(plan: StudyPlan) -> str:
     return f"ε {shown_epsilon(plan.budget.epsilon)} at δ {shown_delta(plan.budget.delta)}"
+
+
+def _wave_rows(price: PlanCost) -> list[list[Any]]:
+    """Cells of the table of a plan's waves: number, ε charged, what is left of the budget, whether it affords it."""
+    from rich.text import Text
+
+    rows: list[list[Any]] = []
+    for wave in _abridged(price.waves, price.last_affordable):
+        if wave is None:
+            rows.append(["…", "", "", ""])
+            continue
+        paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
+        rows.append([wave.number, shown_epsilon(wave.total), shown_room(max(wave.left, 0.0)), paid])
+    return rows
 
 
 def _abridged(waves: Sequence[Any], last: int) -> list[Any]:

@@ -166,7 +166,7 @@ def wave_schedule(
     last = store.plan(study).plan
     plan = scheduled(last, every=every, count=count, window=window, start=first, quorum=quorum, today=today())
     text = draft(plan)
-    _, checks = review(text, today=today(), recipient=config.name)
+    _, checks = review(text, today=today(), recipient=config.name, signed=lambda study: last)
     path = write_draft(text, out or Path(f"{study}-v{plan.version}.toml"), dry_run=dry_run)
     concerns = [check for check in checks if check.state != "ok"]
     answer = {

@@ -6,7 +6,7 @@ Nothing here reads a record or the store; `coordinator.planning.price` has what 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ MEANINGFUL = 10.0
 
 # -- is it complete? ----------------------------------------------------------------------------------------------
 def review(
-    text: str, *, today: dt.date, recipient: str = "", signed: StudyPlan | None = None
+    text: str, *, today: dt.date, recipient: str = "", signed: Callable[[str], StudyPlan | None] = lambda study: None
 ) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
     """Read a study.toml and hold it against what a plan must be.
 
@@ -34,7 +34,7 @@ def review(
         text: the file.
         today: the day on which it is judged.
         recipient: this coordinator's name, where there is one.
-        signed: the study's last signed plan, where one is known: what it has may stay.
+        signed: from a study's name to its last signed plan, where one is known: what it has may stay.
     Returns: the plan (None when it cannot be read) and one `ChecklistLine` per line; nothing is raised.
     """
     try:
@@ -57,8 +57,10 @@ def review(
             *_calendar(mended, today),
         ]
         return None, (*found, *(line for line in further if line.state == "fail"))
+    last = signed(plan.study)
     lines = [
         ChecklistLine(name="plan", detail=f"{plan.study}, version {plan.version}, hash {plan.hash[:12]}"),
+        *_version(plan, last),
         _recipient(plan, recipient),
         ChecklistLine(name="posture", detail=f"{plan.posture}: {_posture(plan)}"),
         *_dictionary(plan),
@@ -66,7 +68,7 @@ def review(
         *_calendar(plan, today),
         *_price(plan),
         *_theorem3(plan),
-        *plan.release.review(plan, None if signed is None else signed.release),
+        *plan.release.review(plan, None if last is None else last.release),
         _floors(plan),
     ]
     try:
@@ -105,6 +107,14 @@ def _posture(plan: StudyPlan) -> str:
     if isinstance(plan.release, Aggregates):
         return "nothing is fitted at a site, every figure has its noise; ε covers everyone"
     return _POSTURES[plan.posture].replace("flow", plan.release.fits)
+
+
+def _version(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
+    """A red line where another plan of this version, or of a later one, is signed already."""
+    if last is None or plan.version > last.version or plan.hash == last.hash:
+        return []
+    detail = f"{plan.version}, and version {last.version} is signed already"
+    return [ChecklistLine(name="version", state="fail", detail=detail, fix=f"Set version = {last.version + 1}.")]
 
 
 def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:
