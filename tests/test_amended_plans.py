@@ -11,7 +11,7 @@ from conftest import make_table
 from stage.pipeline import deliver, kinds, quick, release, site, source  # noqa: F401
 from stage.wave_plans import fit_of, grown, several
 
-from shared.errors import DifferencingRefusal, PlanChanged
+from shared.errors import DifferencingRefusal, PlanChanged, PlanRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, PrivateTraining, Training
 from shared.privacy import accountant as privacy
@@ -48,6 +48,33 @@ def test_a_sealed_flow_is_not_used_under_a_plan_that_would_have_fitted_it_otherw
     with pytest.raises(PlanChanged, match="posture"):
         release(replace(many, version=2, **then), site, source(tmp_path, grown(300, 80)), wave=2)
     assert kinds(site).count("drawing") == 1
+
+
+@pytest.mark.parametrize("returning", ["append", "refresh", "frozen"])
+def test_a_study_with_a_flow_from_a_search_goes_on_through_that_flow_alone(
+    quick, tmp_path, monkeypatch, plan, site, returning
+):
+    many = several(plan, returning=returning, budget=DEAR)
+    many = replace(many, training=replace(plan.training, search=True), release=LatentNoisePlan(w=0.04))
+    with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
+        release(many, site, source(tmp_path, grown(300)))
+    assert "reserved" not in kinds(site), "refused before any charge"
+    with monkeypatch.context() as before:  # as the version whose sites tried several networks
+        before.setattr(Training, "require_one_network", lambda training: None)
+        first = release(many, site, source(tmp_path, grown(300)))
+    deliver(site, first)
+    amended = replace(many, version=2, purpose="As before, for a second year.")
+    made = release(amended, site, source(tmp_path, grown(300, 80)), wave=2)
+    assert (made.receipt.flow_of, fit_of(site, made).fresh) == (first.receipt.release_id, False)
+    deliver(site, made)
+    if returning == "refresh":
+        waves = tuple(replace(wave, refit=True) for wave in amended.waves)
+        new, before = replace(amended, version=3, waves=waves), len(kinds(site))
+        with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
+            release(new, site, source(tmp_path, grown(300, 80)), wave=3)
+        assert len(kinds(site)) == before
+        alone = replace(new, training=replace(new.training, search=False))
+        assert fit_of(site, release(alone, site, source(tmp_path, grown(300, 80)), wave=3)).fresh
 
 
 @pytest.mark.parametrize("returning", ["append", "frozen"])

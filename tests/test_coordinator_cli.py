@@ -41,7 +41,7 @@ from shared.flows.base import Identity
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.invitation import Invitation
-from shared.plans.plan import StudyPlan, open_plan
+from shared.plans.plan import StudyPlan, Training, open_plan
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from site_agent.ledger.book import Ledger
@@ -413,22 +413,39 @@ def test_a_plan_is_published_once_and_only_upwards(ready, tmp_path):
     assert ready("plan", "show", "cvd", "--version", 1)[1]["plan"]["budget"]["epsilon"] == 400
 
 
-def test_a_study_whose_plan_has_what_new_plans_may_not_gets_further_versions_of_it_alone(ready, tmp_path, monkeypatch):
-    path = tmp_path / "varied.toml"
-    text = plan_toml().replace('mechanism = "latent_noise"', 'mechanism = "latent_noise"\nvary = "weight"')
-    text = text.replace('study = "cvd"', 'study = "varied"')
-    assert StudyPlan.from_toml(text).release.vary == "weight"
+RETIRED = {
+    "release.vary": ('mechanism = "latent_noise"', 'mechanism = "latent_noise"\nvary = "weight"', "require_same_noise"),
+    "training.search": ("[training]", "[training]\nsearch = true", "require_one_network"),
+}
+"""Settings that no new plan may have: their place in a plan, the place with them, and what refuses them."""
+
+
+@pytest.mark.parametrize("setting", RETIRED)
+def test_a_study_whose_plan_has_what_new_plans_may_not_gets_further_versions_of_it(
+    ready, tmp_path, monkeypatch, setting
+):
+    path, (place, written, refusing) = tmp_path / "retired.toml", RETIRED[setting]
+    text = plan_toml("retired").replace(place, written)
     path.write_text(text)
-    assert ready("plan", "sign", path)[0] == PlanRefusal.exit_code
-    with monkeypatch.context() as before:  # as the version that still signed it
-        before.setattr(LatentNoisePlan, "require_same_noise", lambda plan: None)
-        assert ready("plan", "sign", path)[0] == 0
-    path.write_text(text.replace("version = 1", "version = 2", 1).replace('"weight"', '"rotation"'))
     code, answer = ready("plan", "sign", path)
-    assert (code, "release.vary" in answer["refused"]["given"]) == (PlanRefusal.exit_code, True)
-    path.write_text(text.replace("version = 1", "version = 2", 1))
+    assert (code, setting in answer["refused"]["given"]) == (PlanRefusal.exit_code, True)
+    with monkeypatch.context() as before:  # as the version that still signed it
+        before.setattr(LatentNoisePlan if setting == "release.vary" else Training, refusing, lambda plan: None)
+        assert ready("plan", "sign", path)[0] == 0
+    following = text.replace("version = 1", "version = 2", 1)
+    if setting == "release.vary":
+        path.write_text(following.replace('"weight"', '"rotation"'))
+        code, answer = ready("plan", "sign", path)
+        assert (code, setting in answer["refused"]["given"]) == (PlanRefusal.exit_code, True)
+    path.write_text(following)
     assert (ready("plan", "check", path)[0], ready("plan", "cost", path)[1]["refusals"]) == (0, [])
-    assert ready("plan", "sign", path)[0] == 0
+    code, answer = ready("plan", "sign", path)
+    warned = [line["detail"] for line in answer["warnings"] if line["name"] == "training"]
+    assert (code, any(setting in detail for detail in warned)) == (0, setting == "training.search")
+    path.write_text(following.replace(written, place).replace("version = 2", "version = 3", 1))
+    assert ready("plan", "sign", path)[0] == 0, "without it"
+    path.write_text(text.replace("version = 1", "version = 4", 1))
+    assert ready("plan", "sign", path)[0] == PlanRefusal.exit_code, "back again"
 
 
 def test_check_and_cost_say_of_every_plan_that_signing_would_refuse_that_it_would_and_what_to_do(ready, tmp_path):

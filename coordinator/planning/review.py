@@ -71,10 +71,7 @@ def review(
         *plan.release.review(plan, None if last is None else last.release),
         _floors(plan),
     ]
-    try:
-        plan.training.require_one_network()
-    except Refusal as refusal:
-        lines.append(ChecklistLine.of("training", refusal))
+    lines += _training(plan, last)
     carried = getattr(plan.release, "carry", "")
     if carried:
         fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."
@@ -115,6 +112,19 @@ def _version(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
         return []
     detail = f"{plan.version}, and version {last.version} is signed already"
     return [ChecklistLine(name="version", state="fail", detail=detail, fix=f"Set version = {last.version + 1}.")]
+
+
+def _training(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
+    """A red line on a search among networks; a warning where the study's last version has it."""
+    try:
+        plan.training.require_one_network()
+    except Refusal as refusal:
+        if last is None or not last.training.search:
+            return [ChecklistLine.of("training", refusal)]
+        fix = "Leave training.search out if the further waves fit a new flow: they refresh with refit = true."
+        detail = "with training.search a site draws through the flow of an earlier release, and fits none"
+        return [ChecklistLine(name="training", state="warn", detail=detail, fix=fix)]
+    return []
 
 
 def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:

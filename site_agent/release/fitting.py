@@ -178,9 +178,8 @@ def require_roles_kept(plan: StudyPlan, earlier: Iterable[Receipt]) -> None:
 
     Args:
         earlier: receipts of the study's releases that left, or still may.
-    Raises: PolicyRefusal; PlanRefusal: it asks for what no site does any more.
+    Raises: PolicyRefusal.
     """
-    plan.training.require_one_network()
     now = plan.holdout if plan.posture == "holdout" else None
     promised = privacy.guaranteed(planned_event(plan))
     for receipt in earlier:
@@ -214,7 +213,8 @@ def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
 
     if plan.posture in ("local", "holdout"):
         own = n if plan.posture == "local" else max(1, round(plan.holdout * n))
-        seconds, megabytes = estimate_cost(own, d, plan.training)
+        # A plan with `search` has no wave any more but through an earlier flow: this is more than it takes.
+        seconds, megabytes = estimate_cost(own, d, replace(plan.training, search=False))
         outcomes = planned_outcomes(plan)
         if outcomes is not None:
             from site_agent.models.outcome_laws.laws import laws_cost

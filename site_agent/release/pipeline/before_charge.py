@@ -37,10 +37,11 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
     """See that this site can make the release, open it again and deliver it, before anything is charged.
 
     Returns: what may still stop it, in sentences.
-    Raises: PlanRefusal: the site asks for quasi-identifiers, and the plan names none; PackageRefusal: what fits the
-        flow, adds up or reads the tables is not installed; BudgetRefusal: somebody would see more than the site lets
-        anybody; ChecksRefusal: δ is too large for so many persons; TooLarge: its approver could not be shown it, or the
-        coordinator would not take it; StorageRefusal: it would take more memory than there is.
+    Raises: PlanRefusal: the site asks for quasi-identifiers, and the plan names none, or it lets sites choose among
+        networks, and this one has no earlier flow; PackageRefusal: what fits the flow, adds up or reads the tables is
+        not installed; BudgetRefusal: somebody would see more than the site lets anybody; ChecksRefusal: δ is too large
+        for so many persons; TooLarge: its approver could not be shown it, or the coordinator would not take it;
+        StorageRefusal: it would take more memory than there is.
     """
     from shared.plans.encoding import Encoder
     from site_agent.records.readers import reader
@@ -48,6 +49,8 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
 
     site.floors.require_named(plan)
     site.budget.require_worst(plan)
+    if not any(hold.drawn for hold in site.ledger.holds(plan.study)):  # no earlier flow that a wave might go through
+        plan.training.require_one_network()
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
     require(*plan.release.needs)

@@ -211,12 +211,13 @@ def make_release(
 def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> SealedFlow | None:
     """The flow of an earlier release that a wave is drawn through; None where it fits its own.
 
-    Raises: IntegrityRefusal (lost or edited), SchemaRefusal.
+    Raises: IntegrityRefusal (lost or edited), SchemaRefusal; PlanRefusal: it would choose among several networks.
     """
     from shared.releases.receipt import refits
     from site_agent.release import sealed_state
 
     if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):
+        plan.training.require_one_network()
         return None
     return sealed_state.read_fit(ledger.folder(base), base)
 
