@@ -210,7 +210,7 @@ class SlicingPlan(Aggregates):
         """As of `MechanismPlan`."""
         numbers = n * self.slicing(plan).slices
         return Effort(
-            seconds=2.0 + 1.1e-6 * numbers, memory_mb=230 + 1.05e-5 * numbers, bundle_mb=0.4 + 2.1e-6 * numbers
+            seconds=2.0 + 7.5e-7 * numbers, memory_mb=230 + 1.05e-5 * numbers, bundle_mb=0.4 + 2.1e-6 * numbers
         )
 
     def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
