@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from stage.stopping import stopped
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,27 @@ class DatabaseServer:
         options = f"-c listen_addresses='{self.listen}' -k {self.folder} -c fsync=off"
         self.run("pg_ctl", "-D", self.folder / "data", "-o", options, "-l", self.folder / "log", "-w", "start")
 
+    def end(self) -> None:
+        """Stop it if it runs."""
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self.stop()
+
     def stop(self) -> None:
         """As a crash of its processes: every connection breaks in the middle of what it does."""
         self.run("pg_ctl", "-D", self.folder / "data", "-m", "immediate", "stop")
+
+
+def installed() -> tuple[Path, dict[str, int]]:
+    """The folder of PostgreSQL's programs, and whom they run as where we are root; skips where there are none."""
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
+    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
+    if found is None:
+        pytest.skip("PostgreSQL is not installed")
+    try:
+        user = pwd.getpwnam("postgres") if os.geteuid() == 0 else None
+    except KeyError:
+        pytest.skip("PostgreSQL refuses to run as root, and has no user here")
+    return Path(found).resolve().parent, {} if user is None else {"user": user.pw_uid, "group": user.pw_gid}
 
 
 @contextmanager
@@ -67,28 +86,20 @@ def database_server(
         peer: the one other address that it answers.
         place: where its folder lies; a socket's path must be short, and its user must get there.
     """
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed")
-    found = shutil.which("initdb") or next(map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), None)
-    if found is None:
-        pytest.skip("PostgreSQL is not installed")
-    root = os.geteuid() == 0
-    try:
-        who = {"user": pwd.getpwnam("postgres").pw_uid, "group": pwd.getpwnam("postgres").pw_gid} if root else {}
-    except KeyError:
-        pytest.skip("PostgreSQL refuses to run as root, and has no user here")
+    tools, who = installed()
     folder = place / f"pg-{name}-{os.getpid()}"
     folder.mkdir(mode=0o700)
-    if root:
+    if who:
         os.chown(folder, who["user"], who["group"])
-    server = DatabaseServer(Path(found).resolve().parent, folder, who, inside, listen)
+    server = DatabaseServer(tools, folder, who, inside, listen)
     try:
         server.run("initdb", "-D", folder / "data", "-A", "trust", "-U", "hub", "--no-sync")
         if peer:
             with (folder / "data" / "pg_hba.conf").open("a") as rules:
                 rules.write(f"host all all {peer}/32 trust\n")
-        server.start()
-        yield server
-        server.stop()
+        with stopped(server.end):
+            server.start()
+            yield server
     finally:
         shutil.rmtree(folder)
 

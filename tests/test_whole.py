@@ -68,9 +68,13 @@ def test_seconds_are_those_of_each_step_side_by_side():
     assert kept["waits"]["wall_s"] >= 1
 
 
-def test_who_stops_the_runner_stops_what_the_step_has_started(tmp_path):
+@pytest.mark.parametrize("apart", [False, True])
+def test_who_stops_the_runner_stops_what_the_step_has_started(tmp_path, apart):
     child = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    if apart:  # as a database is started: nothing sent to the step's group arrives there
+        ours = "from tests.stage.stopping import started; import sys, time\n"
+        parent = f"{ours}with started([sys.executable, '-c', {child!r}], start_new_session=True): time.sleep(60)"
     program = (
         "import signal, sys; from tests.benchmarks.whole import Step, Whole;"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143));"

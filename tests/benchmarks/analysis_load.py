@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -41,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks import record
 from tests.benchmarks.processes import below, held, watched
+from tests.stage.stopping import started
 
 SEED = 5
 SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))  # the smallest level that is asked
@@ -66,15 +66,10 @@ def shares(times: list[float]) -> dict[str, float]:
 def serving(home: Path) -> Iterator[int]:
     """A running `coordinator serve`; its process id."""
     argv = [sys.executable, "-m", "coordinator.cli", "--home", str(home), "serve"]
-    server = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
-    try:
-        assert server.stdout is not None
+    with started(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT) as server:
         while "analysts are answered" not in server.stdout.readline():
             assert server.poll() is None
         yield server.pid
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
 
 
 def spent(pid: int) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import record
+from tests.stage.stopping import started
 
 RUNS = record.sized(3, 1)
 BARS = record.sized({"cvd": 30.0, "first": 10.0}, {"first": 10.0})
@@ -64,15 +65,11 @@ def measured(study: str) -> dict[str, Any]:
     """Wall and CPU seconds of one demo."""
     with tempfile.TemporaryDirectory() as name:
         out, load, begun = Path(name) / "out", os.getloadavg()[0], time.monotonic()
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.demo_time", "one", study, str(out)],
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-        )
-        assert child.stdout is not None
-        text = child.stdout.read()
-        _, status, used = os.wait4(child.pid, 0)
+        argv = [sys.executable, "-m", "tests.benchmarks.demo_time", "one", study, str(out)]
+        with started(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as child:
+            text = child.stdout.read()
+            _, status, used = os.wait4(child.pid, 0)
+            child.returncode = os.waitstatus_to_exitcode(status)
         wall = time.monotonic() - begun
         if status:
             raise SystemExit(text)

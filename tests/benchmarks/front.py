@@ -33,6 +33,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.benchmarks.record import sized
+from tests.stage.stopping import started
 
 SITES, SLOW, WAVES = 8, 16, 100
 ARRIVING = sized(15, 1)  # seconds after which the crowd is there, where it is not watched alone
@@ -481,6 +482,12 @@ def measure(hub, sealed, rate, analyst, browser, seconds, serving):
 
 def main(seconds, sites, rate):
     """What was measured with so many honest sites."""
+    with contextlib.ExitStack() as ends:
+        return served(ends, seconds, sites, rate)
+
+
+def served(ends, seconds, sites, rate):
+    """As `main`; what is started here is stopped with `ends`."""
     from service import Hub, SiteKeys
 
     from coordinator.services.analysts import Analysts
@@ -506,13 +513,9 @@ def main(seconds, sites, rate):
         analysts, web = probe.getsockname()[1], other.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     log = (home / "log").open("wb")
-    serving = subprocess.Popen(
-        [sys.executable, "-c", SERVING, str(hub.home), f"127.0.0.1:0 127.0.0.1:{analysts} 127.0.0.1:{web}"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=environment,
-    )
+    argv = [sys.executable, "-c", SERVING, str(hub.home), f"127.0.0.1:0 127.0.0.1:{analysts} 127.0.0.1:{web}"]
+    pipe = subprocess.PIPE
+    serving = ends.enter_context(started(argv, within=300, stdin=pipe, stdout=pipe, stderr=log, env=environment))
     hub.port = int(serving.stdout.readline())
     used, keys = hub.invite("west"), SiteKeys("west")
     asked = {
@@ -582,8 +585,7 @@ def main(seconds, sites, rate):
     ours.send("how often")
     results["opened"] = ours.recv()
     crowd.kill()
-    serving.terminate()
-    serving.wait(300)
+    ends.close()
     log.close()
     told = (home / "log").read_text(errors="replace").splitlines()
     results["lines of the log"] = len(told)

@@ -10,7 +10,6 @@ takes of the processor and sends and gets over the line, a minute, where each ro
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.benchmarks.record import sized
+from tests.stage.stopping import started
 
 EVERY, ROUNDS, WARMING = sized((1, 10, 30), (0.05, 2, 10))
 FEDERATED = "[federated]\nrounds = 3\nrate = 0.2\nnoise_multiplier = 1.0\n\n"
@@ -27,9 +27,8 @@ FEDERATED = "[federated]\nrounds = 3\nrate = 0.2\nnoise_multiplier = 1.0\n\n"
 def resident(home, passphrase, log):
     """MB of an agent that has made a round and sleeps."""
     env = {**os.environ, "TRIBUTARY_SITE_HOME": str(home), "TRIBUTARY_PASSPHRASE": passphrase, "OMP_NUM_THREADS": "1"}
-    with log.open("wb") as out:
-        agent = subprocess.Popen([sys.executable, "-m", "site_agent.cli", "run", "--json"], env=env, stdout=out)
-    try:
+    argv = [sys.executable, "-m", "site_agent.cli", "run", "--json"]
+    with log.open("wb") as out, started(argv, env=env, stdout=out) as agent:
         seen, limit = [], time.monotonic() + 300
         while time.monotonic() < limit:
             time.sleep(5)
@@ -41,30 +40,22 @@ def resident(home, passphrase, log):
             if len(seen) > 4 and busy <= 8 and len({size for size, *_ in seen[-4:]}) == 1:
                 return seen[-1][0] / 1024
         raise SystemExit("the agent did not come to rest")
-    finally:
-        agent.terminate()
-        agent.wait()
 
 
 def of_rounds(home, passphrase, log, relay):
     """A minute of an agent that asks each minute: share of a processor, and bytes both ways by the relay's count."""
     env = {**os.environ, "TRIBUTARY_SITE_HOME": str(home), "TRIBUTARY_PASSPHRASE": passphrase, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "site_agent.cli", "run", "--json", "--every", f"{EVERY}"]
-    with log.open("wb") as out:
-        agent = subprocess.Popen(argv, env=env, stdout=out)
+    with log.open("wb") as out, started(argv, env=env, stdout=out) as agent:
 
-    def now():
-        spent = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
-        return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK"), relay.passed
+        def now():
+            spent = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+            return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK"), relay.passed
 
-    try:
         time.sleep(WARMING)  # its start and its first round are not its waiting
         (cpu, sent), begun = now(), time.monotonic()
         time.sleep(60 * EVERY * ROUNDS)
         (cpu_after, sent_after), minutes = now(), (time.monotonic() - begun) / 60
-    finally:
-        agent.terminate()
-        agent.wait()
     rounds = minutes / EVERY
     return {
         "every_minutes": EVERY,

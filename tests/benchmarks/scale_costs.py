@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks.analysis_load import questions, serving, shares, spent, taken
 from tests.benchmarks.processes import below
+from tests.stage.stopping import stopped
 
 SEED = 24
 COX = "cox(time, cvd, subset = age >= {}) ~ {}"
@@ -311,13 +312,11 @@ def of_tasks(count: int = 200) -> dict[str, float]:
     here.close()
     with tempfile.TemporaryDirectory() as folder, settings(certified(Path(folder))):
         machines = Machines(Path(folder))
-        try:
+        with stopped(machines.close):
             machines.hire(1)
             cluster = Cluster(machines.compute, places=1, limits=limits)
             far_seconds, far_cpu = measured(cluster, [one.pid for one in (machines.scheduler, *machines.workers)])
             cluster.close()
-        finally:
-            machines.close()
     return {"tasks": count, "here_s": seconds, "here_cpu_s": cpu, "dask_s": far_seconds, "dask_cpu_s": far_cpu}
 
 

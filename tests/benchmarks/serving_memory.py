@@ -22,6 +22,7 @@ import numpy as np
 
 from tests.benchmarks.processes import resident
 from tests.benchmarks.record import sized
+from tests.stage.stopping import started
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -72,10 +73,8 @@ def main() -> None:
             site: hub.seal(site, table=small_table(seed=k), release_id=f"{k:032x}") for k, site in enumerate(SITES)
         }
         hub.store.close()
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVING, str(hub.home)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        try:
+        argv = [sys.executable, "-c", SERVING, str(hub.home)]
+        with started(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
             hub.port = int(server.stdout.readline())
             sizes, begun = [resident(server.pid)], time.monotonic()
             done = 0
@@ -90,10 +89,6 @@ def main() -> None:
                 sizes.append(resident(server.pid))
                 print(f"{done:>7} calls, {sizes[-1]:.1f} MB", flush=True)
                 gc.collect()
-        finally:
-            server.terminate()
-            server.wait(30)
-            server.stdout.close()
     half = len(sizes) // 2
     slope = float(np.polyfit(np.arange(half, len(sizes)), sizes[half:], 1)[0]) * 10_000 / EACH
     results = {

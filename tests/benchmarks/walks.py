@@ -28,6 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.stage.stopping import started
+
 ROOT = Path(__file__).resolve().parents[2]
 KEY, WORD = 0.28, 60 / 238
 PROGRAMS = {
@@ -288,9 +290,8 @@ def measured(folder: Path) -> dict[str, Any]:
     lead(walks["lead"], port)
     serving = [sys.executable, *PROGRAMS["coordinator"], "serve"]
     home = folder / "lead"
-    log = (folder / "serve.log").open("w")
-    server = subprocess.Popen(serving, cwd=home, env=os.environ | shared, stdout=log, stderr=subprocess.STDOUT)
-    try:
+    options = {"cwd": home, "env": os.environ | shared, "stderr": subprocess.STDOUT}
+    with (folder / "serve.log").open("w") as log, started(serving, stdout=log, **options):
         _answers(port)
 
         def accept(site: Walk) -> None:
@@ -301,10 +302,6 @@ def measured(folder: Path) -> dict[str, Any]:
         walks["lead"]("coordinator analyst add ada --study hfread")
         walks["analyst"].settings["TRIBUTARY_ANALYST_TOKEN"] = str(home / "ada.token.json")
         analyst(walks["analyst"])
-    finally:
-        server.terminate()
-        server.wait(30)
-        log.close()
     return {who: walk.facts for who, walk in walks.items()}
 
 

@@ -43,6 +43,8 @@ NEEDED = {
     "load": "initdb",
 }
 """A package or program without which one is left out, which is said."""
+ENDING = 30.0
+"""Seconds that a step has to stop what it has started, before its group of processes is killed."""
 LONG_TESTS = ("-m", "soak or sampled", "-p", "no:cacheprovider")
 FUZZ = "tests.faults.fuzz --cases 16000"
 
@@ -187,8 +189,15 @@ class Whole:
                 if self.running:
                     self.end(wanted)
         finally:
-            for pid in self.running:
+            for _, process, *_ in self.running.values():
+                process.terminate()  # what it has started in other groups, a database for one, only it can stop
+            until = time.monotonic() + ENDING
+            for pid, (_, process, *_) in self.running.items():
+                # Looked at and not waited for: as long as it is not, nobody else has its number.
+                while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) and time.monotonic() < until:
+                    time.sleep(0.05)
                 os.killpg(pid, signal.SIGKILL)
+                process.wait()
 
 
 def main() -> int:

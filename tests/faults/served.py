@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from agent_life import quick_folder
 from service import SMALL, Hub, Sealed, small_table
+from stage.stopping import started
 
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt
@@ -47,20 +48,15 @@ serve(Path(sys.argv[1]), "127.0.0.1:0", ready=lambda port: print(port, flush=Tru
 @contextlib.contextmanager
 def served(hub: Hub, home: Path, **env: str) -> Iterator[None]:
     """A server process of this home, on a disk with these faults; `hub` dials it."""
-    process = subprocess.Popen(
+    with started(
         [sys.executable, "-c", SERVER, str(home)],
         env={**os.environ, **env, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    try:
+    ) as process:
         hub.port = int(process.stdout.readline())
         yield
-    finally:
-        process.terminate()
-        process.wait(30)
-        process.stdout.close()
 
 
 @functools.cache

@@ -10,8 +10,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 from service import Hub, small_table
+from stage.stopping import stopped
 
 from coordinator.store.verify import verify_log
 from shared.errors import Refusal
@@ -47,17 +50,21 @@ class Processes:
         self.all = [tuple(map(int, self.parent.stdout.readline().split())) for _ in range(count)]
 
     def __enter__(self) -> list[tuple[int, int]]:
+        self.ending = stopped(self.end)
+        self.ending.__enter__()
         return self.all
 
-    def __exit__(self, *_: object) -> None:
-        for process, _ in self.all:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    def __exit__(self, *error: Any) -> None:
+        self.ending.__exit__(*error)
         self.parent.stdin.close()
         self.parent.wait(60)
         self.parent.stdout.close()
+
+    def end(self) -> None:
+        """Kill those that still run."""
+        for process, _ in self.all:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 SITES = ("north", "south", "east")
