@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import logging
 import socket
 import ssl
 import subprocess
@@ -95,6 +96,44 @@ def test_an_unexpected_error_becomes_a_plain_refusal(authority, answers, server,
     assert (type(caught.value), caught.value.code) == (Refusal, "E_REFUSED")
     assert "4711" not in str(caught.value) + caplog.text
     assert "KeyError" in caplog.text
+
+
+@pytest.mark.parametrize("operation", ["send_initial_metadata", "write", "abort"])
+def test_a_caller_who_has_gone_is_no_error_of_the_server(authority, answers, monkeypatch, caplog, operation):
+    """What is under way on a call fails then, and a busy loop may hear of that alone."""
+    from grpc._cython import cygrpc
+
+    class Gone:
+        def __init__(self, context):
+            self.context = context
+
+        def __getattr__(self, name):
+            return getattr(self.context, name) if name != operation else self.fail
+
+        async def fail(self, *_):
+            raise cygrpc.ExecuteBatchError('Failed "execute_batch": ()')
+
+    async def answer(self, name, method, request, context, before=Server._answer):
+        await before(self, name, method, request, Gone(context))
+
+    def refuse(call, request):
+        raise PlanRefusal("a plan must be there")
+
+    answers.reply = refuse if operation == "abort" else lambda call, request: SignedDocument(envelope=b"plan")
+    monkeypatch.setattr(Server, "_answer", answer)
+    service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
+    settings = PortSettings(listen="127.0.0.1:0", credentials=authority.server, workers=4)
+    with (
+        caplog.at_level(logging.INFO),
+        Server(service, settings) as running,
+        client_of(running, site_credentials(authority)) as client,
+        pytest.raises(NetworkRefusal),
+    ):
+        ask(client, timeout=2.0)
+    assert "unexpected" not in caplog.text
+    assert "ExecuteBatchError" not in caplog.text
+    code = PlanRefusal.code if operation == "abort" else NetworkRefusal.code
+    assert f" FetchPlan {code}" in caplog.text
 
 
 def test_text_from_the_other_side_cannot_control_a_terminal(authority, answers, server):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "CHANNEL_OPTIONS",
@@ -16,9 +18,11 @@ __all__ = [
     "TOKEN_FORM",
     "TOKEN_KEY",
     "Credentials",
+    "carried",
     "load_grpc",
 ]
 
+T = TypeVar("T")
 SERVER_NAME = "tributary-coordinator"
 MESSAGE_CAP = 5 << 20
 TOKEN_KEY, TOKEN_FORM = "authorization", "Bearer "
@@ -44,6 +48,20 @@ class Credentials:
     cert_pem: str = ""
     key_pem: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
+
+
+async def carried(operation: Awaitable[T]) -> T:
+    """Result of an operation on a call; it is cancelled, as the call is, where the caller has gone.
+
+    At that moment gRPC cancels the call, and what is under way on it fails. Where a busy loop hears of both in one
+    turn, `asyncio.wait_for` passes on the failure alone.
+    """
+    import grpc
+
+    try:
+        return await operation
+    except grpc.aio.InternalError:  # ExecuteBatchError, which has no public name
+        raise asyncio.CancelledError from None
 
 
 def load_grpc() -> Any:

@@ -42,6 +42,7 @@ from shared.wire.transport.ends import (
     TOKEN_FORM,
     TOKEN_KEY,
     Credentials,
+    carried,
     load_grpc,
 )
 from shared.wire.transport.peer import Call, Peer, RetryLater, peer_of
@@ -289,7 +290,7 @@ class Server:
         gone = threading.Event()
         try:
             peer = await self._known(context, connection)
-            await context.send_initial_metadata(((PROTOCOL_KEY, protocol.SPOKEN.text),))
+            await carried(context.send_initial_metadata(((PROTOCOL_KEY, protocol.SPOKEN.text),)))
             require_common(context.invocation_metadata(), protocol.SPOKEN)
             call = Call(peer=peer, left=gone.is_set)
             guest = self._guest(peer)
@@ -331,7 +332,7 @@ class Server:
                 if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
                     self._loop.call_later(1.0, connection.reset)
             context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
-            await context.abort(_status(refusal), code)
+            await carried(context.abort(_status(refusal), code))
 
     def _decided(self, call: Call | None, name: str, code: str, begun: float) -> None:
         """Tell, and write, what became of a call that was worked on."""
@@ -441,7 +442,7 @@ class Server:
 
     async def _write(self, turn: _Turn, data: bytes) -> None:
         try:
-            await asyncio.wait_for(turn.context.write(data), self._limits.idle)
+            await asyncio.wait_for(carried(turn.context.write(data)), self._limits.idle)
         except TimeoutError:
             raise NetworkRefusal("a reply must be taken in time", given="one that was not") from None
 
