@@ -9,6 +9,8 @@ from pathlib import Path
 
 from service import LEAD, SMALL, Hub
 
+from coordinator.services.compute import workers
+from coordinator.services.compute.tasks import ANSWERING, READING
 from shared.base.clock import CLOCK_VARIABLE
 from shared.base.keys import write_private
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -45,6 +47,8 @@ class Clock:
     def __init__(self, folder: Path, monkeypatch) -> None:
         self.path, self.days = folder / "clock", 0.0
         self.turn(0)
+        for imports in (READING, ANSWERING):
+            workers._fork_server(imports)  # it outlives this test, and with it the environment that it began in
         monkeypatch.setenv(CLOCK_VARIABLE, str(self.path))
         monkeypatch.delenv("TRIBUTARY_TODAY", raising=False)
 
