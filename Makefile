@@ -67,8 +67,8 @@ docs: $(STAMP)
 	@$(BIN)/python -m tests.benchmarks.pages.write
 	@$(BIN)/python -m tests.benchmarks.zoo_page
 	@$(BIN)/python -m tests.benchmarks.estimands_page
-	@$(BIN)/python -m tests.test_architecture
-	@$(BIN)/python -m tests.test_privacy_page
+	@$(BIN)/python -m tests.house.structure.test_architecture
+	@$(BIN)/python -m tests.house.documents.test_privacy_page
 
 $(SITE_STAMP): $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]'

@@ -187,7 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _function(nodeid: str) -> str:
     """The test that a case is of: ``test_x.py::test_y``."""
-    return nodeid.split("[")[0].removeprefix("tests/")
+    return nodeid.split("[")[0].rpartition("/")[2]
 
 
 def _left_out(cases: list[pytest.Item], every: int) -> list[pytest.Item]:
@@ -233,7 +233,7 @@ def tally(request: pytest.FixtureRequest) -> Callable[..., None]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
     """A running PostgreSQL, for all tests of this process: each home's database is three hundred files."""
-    from database_server import database_server
+    from stage.processes.database_server import database_server
 
     with database_server("tests", place=MEMORY if IN_MEMORY else Path("/tmp")) as server:
         yield server
@@ -245,7 +245,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "sqlite":
         yield "sqlite"
         return
-    from database_server import stores_in
+    from stage.processes.database_server import stores_in
 
     with stores_in(request.getfixturevalue("postgres")):
         yield "postgresql"
@@ -254,10 +254,10 @@ def database(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _store_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let what does not ask for `database` find its store where the product puts it."""
-    if "database" in request.fixturenames or "database_server" not in sys.modules:
+    if "database" in request.fixturenames or "stage.processes.database_server" not in sys.modules:
         yield
         return
-    from database_server import stores_as_they_are
+    from stage.processes.database_server import stores_as_they_are
 
     with stores_as_they_are():
         yield

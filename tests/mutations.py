@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import record
+from tests.stage.house.sources import located
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("shared", "site_agent", "coordinator", "tests", "deploy", "docs", "pyproject.toml", "README.md")
@@ -59,7 +60,7 @@ class Mutation:
 
 
 def mutation(name: str, *edits: tuple[str, str, str], tests: Sequence[str]) -> Mutation:
-    return Mutation(name, tuple(Edit(*edit) for edit in edits), tuple(f"tests/{test}" for test in tests))
+    return Mutation(name, tuple(Edit(*edit) for edit in edits), tuple(map(located, tests)))
 
 
 LATENT = "shared/mechanisms/latent_noise/noise.py"
@@ -1874,7 +1875,7 @@ def run(root: Path, one: Mutation) -> Outcome:
     finally:
         for path, text in whole.items():
             (root / path).write_text(text)
-    by = tuple(re.findall(r"^FAILED tests/(\S+)", said, flags=re.MULTILINE))
+    by = tuple(re.findall(r"^FAILED tests/(?:\w+/)*(\S+)", said, flags=re.MULTILINE))
     return Outcome(one.name, code == FAILED and bool(by), by or (said.strip()[-200:],), time.monotonic() - began)
 
 

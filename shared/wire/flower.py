@@ -4,7 +4,7 @@ Flower (1.41, 1.42) is the engine of the training (`ClientApp`, `ServerApp`, `Gr
 Its public interface is `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`. One thing needed
 here is not in it: a message addressed outside of Flower's own runtime, which fills in run and sender from the process
 that it has started. `addressed` does that through the ``metadata`` argument, which Flower marks as internal; the
-contract is held by tests/test_federation.py against the versions named above.
+contract is held by tests/mechanisms/joint_training/test_federation.py against the versions named above.
 
 A vector of weights travels as one array. It is read by comparing its head with the one that such a vector must have,
 and not by a parser: what a stranger's header claims about sizes is never believed.

@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks import record
 from tests.benchmarks.processes import below, held, watched
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 SEED = 5
 SITES, PERSONS, ANALYSTS, EACH = record.sized((16, 1000, 10, 12), (2, 200, 2, 4))  # the smallest level that is asked
@@ -138,8 +138,8 @@ class Analysts:
 
 def published(folder: Path, sites: int) -> Any:
     """A coordinator's home with the releases of so many sites, and a study of one beside it."""
-    from delivered import cohort, cohort_plan
-    from stage.analysis import Desk
+    from stage.coordinator_side.analysis import Desk
+    from stage.coordinator_side.delivered import cohort, cohort_plan
 
     from coordinator.config import FILE_NAME
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import record
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 RUNS = record.sized(3, 1)
 BARS = record.sized({"cvd": 30.0, "first": 10.0}, {"first": 10.0})

@@ -25,8 +25,9 @@ HEAD = (
     "Written by `python -m tests.benchmarks.estimands_page`; [estimands.md](estimands.md) says how each is asked.",
     "",
     "Every kind goes through five doors (Python, command line, HTTPS, the browser's form, R) with the same figures: "
-    "`tests/test_r_package.py`.",
-    "A plan that names any of these questions is read, checked and priced: `tests/test_estimands_page.py`.",
+    "`tests/coordinator_side/analyst/test_r_package.py`.",
+    "A plan that names any of these questions is read, checked and priced: "
+    "`tests/house/measurements/test_estimands_page.py`.",
     "Numbers of a table of patients are held to those of another program by the test named here.",
     "",
     "The last three columns are how often the pooled 95 % interval held the truth, in percent, by fixed effects with "

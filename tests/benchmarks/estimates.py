@@ -135,7 +135,7 @@ def ties(n):
 
 def one(mechanism, n, columns):
     """Told and taken of one release; run in a process of its own."""
-    from site_desk import Hub
+    from stage.hospital_side.site_desk import Hub
 
     from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan

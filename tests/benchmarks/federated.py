@@ -39,7 +39,7 @@ from site_agent.training.federation import client_app, start_of
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import COHORTS, cvd_tables, dictionary, log_hr
 from tests.benchmarks.lni_repeat import dersimonian_laird
-from tests.memory_federation import MemorySource, memory_grid
+from tests.stage.training.memory_federation import MemorySource, memory_grid
 
 DELTA, WEIGHTS, SMALL = 1e-6, (0.0, 0.8), 2000
 EPSILONS, DRAWS = record.sized(((1.0, 3.0, 10.0), 3), ((3.0,), 1))

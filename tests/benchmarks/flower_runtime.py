@@ -1,4 +1,4 @@
-"""How long the training of tests/test_flower_runtime.py takes: SuperLink and two SuperNodes on loopback, three rounds.
+"""How long the training of test_flower_runtime.py takes: SuperLink and two SuperNodes on loopback, three rounds.
 
 python -m tests.benchmarks.flower_runtime
 
@@ -20,7 +20,15 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
-        words = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/test_flower_runtime.py"]
+        words = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "soak",
+            "tests/mechanisms/joint_training/test_flower_runtime.py",
+        ]
         subprocess.run(words, check=True, env={**os.environ, "TRIBUTARY_TIMES": str(times)})
         results = {"wall_seconds": json.loads(times.read_text()), "sites": 2, "rounds": 3}
     print(write("flower_runtime", results, seed=0))

@@ -33,7 +33,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.benchmarks.record import sized
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 SITES, SLOW, WAVES = 8, 16, 100
 ARRIVING = sized(15, 1)  # seconds after which the crowd is there, where it is not watched alone
@@ -76,7 +76,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 def study(waves=WAVES):
     """A plan of so many waves."""
-    from service import SMALL
+    from stage.both_sides.service import SMALL
 
     from shared.mechanisms.latent_noise.plan import LatentNoisePlan
     from shared.plans.plan import Budget, StudyPlan, Wave
@@ -488,7 +488,7 @@ def main(seconds, sites, rate):
 
 def served(ends, seconds, sites, rate):
     """As `main`; what is started here is stopped with `ends`."""
-    from service import Hub, SiteKeys
+    from stage.both_sides.service import Hub, SiteKeys
 
     from coordinator.services.analysts import Analysts
     from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, SERVICE

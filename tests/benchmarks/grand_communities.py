@@ -35,7 +35,7 @@ from site_agent.models.latent_space import LatentSpace, communities, draw_pairs
 from tests.benchmarks import record
 from tests.benchmarks.grand_networks import estimated, halves, private, resumed
 from tests.benchmarks.paper.bounds import PaperModeAtPTimesEpsilon
-from tests.stage.networks import agreement
+from tests.stage.mechanisms.networks import agreement
 
 SEED, GROUPS, WITHIN = 714, 3, 5.0
 NODES, DEGREE = record.sized((8000, 200), (400, 40))

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.benchmarks.record import sized
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 EVERY, ROUNDS, WARMING = sized((1, 10, 30), (0.05, 2, 10))
 FEDERATED = "[federated]\nrounds = 3\nrate = 0.2\nnoise_multiplier = 1.0\n\n"
@@ -79,8 +79,8 @@ class Counted:
 
 def main():
     from faults.proxy import through
-    from stage.survival import cohort
-    from theatre import PASSPHRASE, Theatre, plan_toml
+    from stage.processes.survival import cohort
+    from stage.processes.theatre import PASSPHRASE, Theatre, plan_toml
 
     from tests.benchmarks.record import write
 

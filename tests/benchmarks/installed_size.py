@@ -82,7 +82,7 @@ def used(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Measure every extra that a person installs alone, or those that are named; the others keep their figures."""
-    from stage.wheel import built
+    from stage.house.wheel import built
 
     from tests.benchmarks.record import RESULTS, write
 

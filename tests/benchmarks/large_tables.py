@@ -91,7 +91,7 @@ def study(mechanism):
 
 def made(mechanism, path, home):
     """A whole release by the pipeline of a site in the folder `home`."""
-    from site_desk import Hub
+    from stage.hospital_side.site_desk import Hub
 
     from shared.base.keys import SigningKey
     from site_agent.config import SiteFloors, TableSource

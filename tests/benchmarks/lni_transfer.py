@@ -99,7 +99,7 @@ def one(b):
                 made = {}
                 for way in ("transfer", "alone"):
                     if way == "alone" and not made["transfer"].report.transferred:
-                        made[way] = made["transfer"]  # the very same flow: tests/test_transfer.py
+                        made[way] = made["transfer"]  # the very same flow: test_transfer.py
                     else:
                         made[way] = fit_flow(
                             x,

@@ -48,7 +48,7 @@ class Delivery:
     """All sites' bundles, and what became of them."""
 
     def __init__(self, hub, sites, waves):
-        from service import small_table
+        from stage.both_sides.service import small_table
 
         self.hub, self.sites = hub, sites
         self.sealed = {
@@ -137,8 +137,8 @@ class Cutter:
 def waves_through_cuts(folder, url, sites, waves, cut):
     """All waves of all sites, one after the other at each, through a line that breaks."""
     from faults.proxy import through
-    from service import Hub
-    from stage.several_servers import Processes
+    from stage.both_sides.service import Hub
+    from stage.coordinator_side.several_servers import Processes
 
     names = [f"site-{k:03d}" for k in range(sites)]
     hub = Hub(folder, study(waves), *names, url=url)
@@ -180,8 +180,8 @@ def waves_through_cuts(folder, url, sites, waves, cut):
 
 def measured(folder, url, processes, killed, sites, waves, within=0.0):
     """One case: what was sent, how fast, and what is there afterwards."""
-    from service import Hub
-    from stage.several_servers import Processes
+    from stage.both_sides.service import Hub
+    from stage.coordinator_side.several_servers import Processes
 
     names = [f"site-{k:03d}" for k in range(sites)]
     hub = Hub(folder, study(waves), *names, url=url)
@@ -219,7 +219,7 @@ def measured(folder, url, processes, killed, sites, waves, within=0.0):
 def main() -> None:
     """Every case, one after the other, each with a home and a database of its own."""
     from benchmarks import record
-    from database_server import database_server
+    from stage.processes.database_server import database_server
 
     asked = argparse.ArgumentParser()
     asked.add_argument("sites", type=int, nargs="?", default=sized(121, 3))

@@ -30,7 +30,7 @@ QUESTIONS = {"model": "cox(time, cvd) ~ sbp/10 + age/10", "curve": "km(time, cvd
 
 def plan_of(waves: int):
     """The shipped cohort study, each site's table replaced by every wave."""
-    from delivered import cohort_plan
+    from stage.coordinator_side.delivered import cohort_plan
 
     from shared.plans.plan import Budget, Wave
 
@@ -42,8 +42,8 @@ def plan_of(waves: int):
 
 def filled(home: Path, sites: int, waves: int):
     """A stage whose store holds a release of each site in each wave."""
-    from delivered import APPROVERS, cohort, join
-    from web_stage import WebStage
+    from stage.browser.web_stage import WebStage
+    from stage.coordinator_side.delivered import APPROVERS, cohort, join
 
     from shared.base.canonical import sha256_hex
     from shared.plans.plan import sign_plan

@@ -74,10 +74,10 @@ def shares(seconds: list[float]) -> dict[str, float]:
 
 def main(questions: int = sized(20, 1)) -> None:
     """Ask, ask again, open, and write what each took."""
-    from delivered import cohort_plan
     from playwright.sync_api import sync_playwright
-    from web_stage import WebStage
-    from windows import CHROMIUM, enter, opened
+    from stage.browser.web_stage import WebStage
+    from stage.browser.windows import CHROMIUM, enter, opened
+    from stage.coordinator_side.delivered import cohort_plan
 
     from tests.benchmarks import record
     from tests.benchmarks.analysis_load import spent

@@ -89,8 +89,8 @@ def of_means(worker: Worker) -> dict[str, float]:
 def of_sites(sites: int) -> dict[str, Any]:
     """What so many sites take."""
     import sqlalchemy as sa
-    from delivered import cohort, cohort_plan
-    from stage.tables_delivered import hub
+    from stage.coordinator_side.delivered import cohort, cohort_plan
+    from stage.coordinator_side.tables_delivered import hub
 
     from coordinator.store.schema import kept_questions
 

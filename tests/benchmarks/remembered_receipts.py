@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 def main() -> None:
     """Measure, print, and write the file."""
-    from delivered import cohort_plan
-    from web_stage import WebStage
+    from stage.browser.web_stage import WebStage
+    from stage.coordinator_side.delivered import cohort_plan
 
     from coordinator.store.rows import REMEMBERED, envelope_of, receipt_of
     from tests.benchmarks import record

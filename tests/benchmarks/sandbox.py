@@ -3,7 +3,7 @@
 python -m tests.benchmarks.sandbox
 
 `Coordinator` in a process of its own, loopback, real TLS, default limits. *Bundles*: each kind that
-`tests/test_sandbox.py` knows, at a size that once took gigabytes, signed for as many persons as it has rows, then an
+`test_sandbox.py` knows, at a size that once took gigabytes, signed for as many persons as it has rows, then an
 honest one of 49 MB; the peak is the kernel's for the serving process (`VmHWM`, imports included), that of the processes
 that read is sampled. *Questions*: one analyst asks a logistic model of 38 polynomial terms of sixteen sites (it has no
 maximum, and every site is tried), another asks new means meanwhile, one after the other.
@@ -53,8 +53,8 @@ def serve(home: str, analysts: str, pipe: Any) -> None:
 
 def bundles(folder: Path, context: Any) -> dict[str, Any]:
     """Kind of bundle to what it took."""
-    from service import Hub, small_table
-    from stage.sandbox import BOMBS, PLAN, sealed_around
+    from stage.both_sides.service import Hub, small_table
+    from stage.coordinator_side.sandbox import BOMBS, PLAN, sealed_around
 
     from shared.errors import Refusal
 
@@ -93,8 +93,8 @@ def bundles(folder: Path, context: Any) -> dict[str, Any]:
 
 def questions(folder: Path, context: Any) -> dict[str, Any]:
     """How long an analyst waits beside another's dear question."""
-    from delivered import cohort, cohort_plan
-    from stage.analysis import Desk
+    from stage.coordinator_side.analysis import Desk
+    from stage.coordinator_side.delivered import cohort, cohort_plan
 
     from coordinator.analyst.commands import connect
     from shared.errors import Refusal

@@ -137,8 +137,8 @@ def costs_of(measured: dict[str, Any], sites: int, rows: int, *, objects: bool =
 
 def measure() -> dict[str, Any]:
     """All costs that are in no other file."""
-    from delivered import cohort, cohort_plan
-    from service import small_table
+    from stage.both_sides.service import small_table
+    from stage.coordinator_side.delivered import cohort, cohort_plan
 
     from tests.benchmarks.front import study
     from tests.benchmarks.load import ROWS as SMALL_ROWS

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.benchmarks.analysis_load import questions, serving, shares, spent, taken
 from tests.benchmarks.processes import below
-from tests.stage.stopping import stopped
+from tests.stage.processes.stopping import stopped
 
 SEED = 24
 COX = "cox(time, cvd, subset = age >= {}) ~ {}"
@@ -118,8 +118,8 @@ def _at_sites(home: str, sites: int, theirs: Any) -> None:
 
 def of_site(rows: int, sites: int) -> dict[str, Any]:
     """What one site's part of a question costs, CPU seconds a site: the mean over a few sites of so many rows."""
-    from delivered import cohort, cohort_plan
-    from stage.tables_delivered import hub
+    from stage.coordinator_side.delivered import cohort, cohort_plan
+    from stage.coordinator_side.tables_delivered import hub
 
     context = multiprocessing.get_context("spawn")
     with (
@@ -169,8 +169,8 @@ class Running:
 @contextmanager
 def running(sites: int, rows: int, analysts: int) -> Iterator[Running]:
     """A coordinator with so many sites, in a process of its own, over loopback and TLS."""
-    from delivered import cohort, cohort_plan
-    from stage.analysis import Desk
+    from stage.coordinator_side.analysis import Desk
+    from stage.coordinator_side.delivered import cohort, cohort_plan
 
     from coordinator.analyst.commands import connect
     from coordinator.config import FILE_NAME
@@ -248,8 +248,8 @@ def written(pid: int) -> int:
 
 def of_delivery(plan: Any, tables: list[Any]) -> dict[str, float]:
     """What taking a bundle costs: one hospital after the other delivers a table to a coordinator that serves."""
-    from service import Hub
-    from stage.several_servers import Processes
+    from stage.both_sides.service import Hub
+    from stage.coordinator_side.several_servers import Processes
 
     names = [f"site-{k:03d}" for k in range(len(tables) + 1)]
     with tempfile.TemporaryDirectory() as folder:
@@ -290,7 +290,7 @@ def of_delivery(plan: Any, tables: list[Any]) -> dict[str, float]:
 # -- other machines ---------------------------------------------------------------------------------------------------
 def of_tasks(count: int = 200) -> dict[str, float]:
     """What a task that does nothing costs in a process here, and by a Dask cluster of one worker on this machine."""
-    from stage.cluster import Machines, certified, settings
+    from stage.processes.cluster import Machines, certified, settings
 
     from coordinator.services.compute.cluster import Cluster
     from coordinator.services.compute.workers import TaskLimits, Workers
@@ -299,14 +299,14 @@ def of_tasks(count: int = 200) -> dict[str, float]:
 
     def measured(workers: Workers, others: list[int]) -> tuple[float, float]:
         for _ in range(5):
-            workers.run("workshop:echo", {}, owner="ada")
+            workers.run("stage.processes.workshop:echo", {}, owner="ada")
         begun, cpu = time.perf_counter(), time.process_time() + sum(map(spent, others))
         for _ in range(count):
-            workers.run("workshop:echo", {}, owner="ada")
+            workers.run("stage.processes.workshop:echo", {}, owner="ada")
         used = time.process_time() + sum(map(spent, others)) - cpu
         return (time.perf_counter() - begun) / count, used / count
 
-    here = Workers(imports=("workshop",), places=1, limits=limits)
+    here = Workers(imports=("stage.processes.workshop",), places=1, limits=limits)
     here.start()
     seconds, cpu = measured(here, below(os.getpid()))
     here.close()
@@ -322,7 +322,7 @@ def of_tasks(count: int = 200) -> dict[str, float]:
 
 def of_objects(sizes: dict[str, int], count: int = 20) -> dict[str, dict[str, float]]:
     """What reading an object of so many bytes from an object store on this machine costs the reader."""
-    from object_store import KEYS, ObjectServer
+    from stage.processes.object_store import KEYS, ObjectServer
 
     from coordinator.store.bundles.objects import BundleObjects
 

@@ -42,7 +42,7 @@ from shared.releases.receipt import planned_event
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import TRUTH, misfit, real
-from tests.sums import Parts, cohorts_plan
+from tests.stage.mechanisms.sums import Parts, cohorts_plan
 
 DELTA = 1e-6
 DROP_OUTS, COLLUDERS = 2, 1

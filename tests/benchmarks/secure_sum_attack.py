@@ -44,8 +44,8 @@ from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.releases.receipt import planned_event
-from tests import sums
 from tests.benchmarks import record
+from tests.stage.mechanisms import sums
 
 SEED = 923
 RUNS = record.sized(300_000, 2_000)

@@ -27,12 +27,12 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.plans.plan import StudyPlan
-from tests import sums
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import misfit
 from tests.benchmarks.secure_sum import COLLUDERS, DROP_OUTS, through_messages
-from tests.sums import Parts, cohorts_plan
+from tests.stage.mechanisms import sums
+from tests.stage.mechanisms.sums import Parts, cohorts_plan
 
 EPSILON = 1.0
 UNITS = {"sbp": 10.0, "age": 3.0, "chol": 20.0, "hdl": 8.0}

@@ -22,7 +22,7 @@ import numpy as np
 
 from tests.benchmarks.processes import resident
 from tests.benchmarks.record import sized
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -62,7 +62,7 @@ def calls_of(hub: Any, site: str, sealed: Any, count: int) -> None:
 def main() -> None:
     """Measure, print, and write the file."""
     from benchmarks.front import study
-    from service import Hub, small_table
+    from stage.both_sides.service import Hub, small_table
 
     from tests.benchmarks import record
 

@@ -81,7 +81,7 @@ def measured(megabytes: float, mbit: float, cuts: int) -> dict[str, Any]:
     """One delivery."""
     import numpy as np
     from faults.proxy import through
-    from service import Hub
+    from stage.both_sides.service import Hub
 
     with tempfile.TemporaryDirectory() as folder:
         hub = Hub(Path(folder) / "hub", study(), "north")

@@ -19,7 +19,7 @@ from typing import Any
 from tests.benchmarks import record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests import their neighbours by name
-from light_verbs import PROGRAMS, VERBS, environment, loaded, study
+from stage.house.light_verbs import PROGRAMS, VERBS, environment, loaded, study
 
 HELP_BAR = 0.4
 

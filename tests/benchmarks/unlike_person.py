@@ -23,7 +23,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the stage of the tests
 
-from shipped import Bench, study
+from stage.hospital_side.shipped import Bench, study
 
 from shared.base.randomness import seeded_rng
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan

@@ -39,7 +39,7 @@ def send(settings, releases, pipe):
 
 def main(megabytes=MEGABYTES, name="upload_memory"):
     import numpy as np
-    from service import Hub
+    from stage.both_sides.service import Hub
 
     from tests.benchmarks import record
 

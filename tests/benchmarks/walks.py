@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.stage.stopping import started
+from tests.stage.processes.stopping import started
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY, WORD = 0.28, 60 / 238

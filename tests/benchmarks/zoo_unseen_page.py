@@ -129,7 +129,7 @@ These tables showed four faults, and each led to a change:
 - Curves came out wrong, as said above.
 - Asked a planned square, noisy moments and slicing said that there is none, in a narrow interval, because rows drawn \
 from their fit have none.
-  Both refuse a square since, as they refuse an interaction (`tests/test_moments_study.py`).
+  Both refuse a square since, as they refuse an interaction (`tests/mechanisms/moments/test_moments_study.py`).
 - An effect by stretches of time (`by_time`) is drawn towards its mean by latent noise, and carries a caution since.
 - Where most persons have one value of a covariate (cigarettes, creatinine) within wide bounds, noisy moments have no \
 answer, which is known only after the release is paid for.

@@ -12,7 +12,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from service import Hub
+from stage.both_sides.service import Hub
 
 from coordinator.config import CoordinatorConfig
 from coordinator.services.collect import courier as desk

@@ -8,9 +8,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stage.federation import trained
-from stage.opened_sum import opened_by
-from stage.ring import Ring, terms_of
+from stage.mechanisms.opened_sum import opened_by
+from stage.mechanisms.ring import Ring, terms_of
+from stage.training.federation import trained
 
 from coordinator.analyst.access.token_file import Pass
 from coordinator.web.workbench import forms

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from service import LEAD, Hub, anchor_head
-from stage.federation import PLAN as FEDERATED
-from stage.wire_values import VALUES
+from stage.both_sides.service import LEAD, Hub, anchor_head
+from stage.both_sides.wire_values import VALUES
+from stage.training.federation import PLAN as FEDERATED
 
 from coordinator.services.backup import BackupFacts
 from faults.answers import answers
@@ -106,7 +106,7 @@ def targets() -> Iterator[Target]:
 
 def _small() -> StudyPlan:
     """The plan of `service`'s small tables."""
-    from stage.sandbox import PLAN
+    from stage.coordinator_side.sandbox import PLAN
 
     return PLAN
 

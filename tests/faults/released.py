@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
-from stage import cross_products, moments_factors, network_counts
-from stage.contacts import contacts_plan
+from stage.mechanisms import cross_products, moments_factors, network_counts
+from stage.mechanisms.contacts import contacts_plan
 
 from faults.fuzz import CAP, Target
 from shared.base.canonical import canonical_json, sha256_hex

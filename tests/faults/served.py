@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_life import quick_folder
-from service import SMALL, Hub, Sealed, small_table
-from stage.stopping import started
+from stage.both_sides.service import SMALL, Hub, Sealed, small_table
+from stage.hospital_side.agent_life import quick_folder
+from stage.processes.stopping import started
 
 from shared.plans.plan import Budget, StudyPlan, Wave
 from shared.releases.receipt import Receipt, ReceiptDraft, write_receipt

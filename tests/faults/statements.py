@@ -11,7 +11,7 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from service import Hub
+from stage.both_sides.service import Hub
 
 from coordinator.services.authority import Authority, rotate
 from faults.fuzz import Target

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 from hurry import soak
-from stage.pipeline import kinds, quick, release, site, source
+from stage.hospital_side.pipeline import kinds, quick, release, site, source
 
 from shared.errors import ConfigRefusal, PackageRefusal, Refusal, StorageRefusal, TrainingRefusal
 from shared.plans.plan import Budget

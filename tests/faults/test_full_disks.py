@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from agent_life import assert_settled
 from hurry import soak
-from service import Hub
+from stage.both_sides.service import Hub
+from stage.hospital_side.agent_life import assert_settled
 
 from coordinator.store.store import Store
 from faults.disk import READ_ONLY, WHOLE, Room, faulty
@@ -33,7 +33,7 @@ def test_a_site_whose_disk_fills_up_or_turns_read_only_refuses_and_goes_on_with_
     disk.mkdir()
     (fast / "receipt.json").write_bytes(template.to_bytes())
     agents = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests" / "agent_life.py"), str(fast / "receipt.json")],
+        [sys.executable, str(ROOT / "tests" / "stage" / "hospital_side" / "agent_life.py"), str(fast / "receipt.json")],
         env={**os.environ, **faulty(disk, room=room), "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

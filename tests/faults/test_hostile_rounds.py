@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hurry import soak
-from stage.shared_flow import NAMES, PLAN, Hospital, ask, hub  # noqa: F401
+from stage.training.shared_flow import NAMES, PLAN, Hospital, ask, hub  # noqa: F401
 
 from coordinator.services.collect.round_queue import RoundQueue
 from shared.base.canonical import canonical_json, sha256_hex

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hurry import soak
-from service import Hub, small_table
-from stage.collect import plan
+from stage.both_sides.service import Hub, small_table
+from stage.coordinator_side.collect import plan
 
 from faults.proxy import LIES, through
 from shared.errors import CertificateRefusal, NetworkRefusal

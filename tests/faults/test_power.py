@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from agent_life import assert_nothing_is_undercounted, assert_settled, run_agent
 from hurry import seed_of_today, soak
-from service import Hub
-from stage.ledger import forked
-from stage.taken_back import taken_back
+from stage.both_sides.service import Hub
+from stage.coordinator_side.taken_back import taken_back
+from stage.hospital_side.agent_life import assert_nothing_is_undercounted, assert_settled, run_agent
+from stage.hospital_side.ledger import forked
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
@@ -40,7 +40,11 @@ def recorded_agent(folder: Path, home: Path, template: Receipt) -> Record:
     log = folder / "log"
     log.unlink(missing_ok=True)
     said = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "agent_life.py"), str(folder / "receipt.json")],
+        [
+            sys.executable,
+            str(ROOT / "tests" / "stage" / "hospital_side" / "agent_life.py"),
+            str(folder / "receipt.json"),
+        ],
         env={**os.environ, **faulty(home, log=log), "PYTHONPATH": str(ROOT)},
         input=f"{home}\n",
         capture_output=True,

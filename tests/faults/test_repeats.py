@@ -12,15 +12,15 @@ import os
 import random
 
 import pytest
-from delivered import cohort, cohort_plan
 from hurry import soak
-from service import LEAD, Hub, SiteKeys, small_table
-from stage.analysis import Desk
-from stage.clocks import NOW, judged, seen
-from stage.collect import offer, plan
-from stage.lying_coordinator import agent
-from stage.sandbox import BOMBS, delivered_within, sealed_around
-from stage.sandbox import hub as hub_of_64_mb
+from stage.both_sides.clocks import NOW, judged, seen
+from stage.both_sides.lying_coordinator import agent
+from stage.both_sides.service import LEAD, Hub, SiteKeys, small_table
+from stage.coordinator_side.analysis import Desk
+from stage.coordinator_side.collect import offer, plan
+from stage.coordinator_side.delivered import cohort, cohort_plan
+from stage.coordinator_side.sandbox import BOMBS, delivered_within, sealed_around
+from stage.coordinator_side.sandbox import hub as hub_of_64_mb
 
 from coordinator.analyst.commands import connect
 from coordinator.config import Quotas

@@ -7,8 +7,8 @@ import datetime as dt
 import pytest
 from cryptography import x509
 from hurry import soak
-from service import Hub, small_table
-from stage.transport import authority, dated_credentials
+from stage.both_sides.service import Hub, small_table
+from stage.both_sides.transport import authority, dated_credentials
 
 from faults.served import small_plan
 from shared.errors import CertificateRefusal, Refusal

@@ -6,9 +6,9 @@ import threading
 import time
 
 import pytest
-from delivered import cohort, take_back
 from hurry import soak
-from stage.analysis import own
+from stage.coordinator_side.analysis import own
+from stage.coordinator_side.delivered import cohort, take_back
 
 from coordinator.analyst.remote import connect
 from shared.errors import Refusal

@@ -1,4 +1,4 @@
-# Reference values of tests/test_repeated_models.py: Rscript tests/reference/clustered_make.R > tests/reference/clustered.json
+# Reference values of tests/both_sides/estimands/test_repeated_models.py: Rscript tests/reference/clustered_make.R > tests/reference/clustered.json
 # nlme's Orthodont: 27 children, each at four ages (Potthoff and Roy 1964).
 suppressMessages({library(jsonlite); library(nlme)})
 d <- as.data.frame(Orthodont)

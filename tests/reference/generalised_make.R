@@ -1,5 +1,5 @@
-# Reference values of tests/test_generalised.py: Rscript tests/reference/generalised_make.R > tests/reference/generalised.json
-# Reads tests/reference/generalised.csv (python -m tests.test_generalised writes it).
+# Reference values of tests/both_sides/estimands/test_generalised.py: Rscript tests/reference/generalised_make.R > tests/reference/generalised.json
+# Reads tests/reference/generalised.csv (python -m tests.both_sides.estimands.test_generalised writes it).
 suppressMessages({library(MASS); library(sandwich); library(jsonlite); library(ordinal)})
 d <- read.csv("tests/reference/generalised.csv")
 d$smoking <- factor(d$smoking, levels = c("never", "former", "current"))

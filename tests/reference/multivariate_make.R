@@ -1,4 +1,4 @@
-# Reference values of tests/test_multivariate.py: Rscript tests/reference/multivariate_make.R > tests/reference/multivariate.json
+# Reference values of tests/coordinator_side/pooling/test_multivariate.py: Rscript tests/reference/multivariate_make.R > tests/reference/multivariate.json
 # Published: dat.berkey1998 (two outcomes, 5 trials), dat.kalaian1996 (SAT coaching: sites that lack an outcome),
 # dat.ishak2007 (deep-brain stimulation, four times).
 suppressMessages({library(metafor); library(jsonlite)})

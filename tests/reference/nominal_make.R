@@ -1,5 +1,5 @@
-# Reference values of tests/test_nominal.py: Rscript tests/reference/nominal_make.R > tests/reference/nominal.json
-# Reads tests/reference/generalised.csv (python -m tests.test_generalised writes it).
+# Reference values of tests/both_sides/estimands/test_nominal.py: Rscript tests/reference/nominal_make.R > tests/reference/nominal.json
+# Reads tests/reference/generalised.csv (python -m tests.both_sides.estimands.test_generalised writes it).
 suppressMessages({library(jsonlite); library(nnet); library(quantreg)})
 d <- read.csv("tests/reference/generalised.csv")
 d$smoking <- factor(d$smoking, levels = c("never", "former", "current"))

@@ -1,4 +1,4 @@
-# Reference values of tests/test_profiles.py: Rscript tests/reference/profiles_make.R > tests/reference/profiles.json
+# Reference values of tests/coordinator_side/pooling/test_profiles.py: Rscript tests/reference/profiles_make.R > tests/reference/profiles.json
 # Partial likelihoods of survival's lung, one for each institution, in the forms of EvidenceSynthesis; pooled by
 # coxph(strata(inst)), which is what adding them is. The parametric forms as its documentation defines them, pooled by
 # R's own dnorm, pnorm, optimize and uniroot. And conditional odds ratios by dhyper-like sums.

@@ -1,4 +1,4 @@
-"""Boundaries of looks by gsdesign's integration, on stdout: the reference of tests/test_sequential.py.
+"""Boundaries of looks by gsdesign's integration, on stdout: the reference of test_sequential.py.
 
 It needs `gsdesign` (0.1.5 wrote the file), whose ``h1`` and ``hupdate`` are the grid and the recursion of R's gsDesign;
 the spending functions are written here anew.

@@ -1,6 +1,6 @@
-# Reference values of tests/test_survival_models.py and tests/test_curves.py:
+# Reference values of tests/both_sides/estimands/test_survival_models.py and tests/both_sides/estimands/test_curves.py:
 #   Rscript tests/reference/survival_make.R > tests/reference/survival.json
-# Reads tests/reference/survival.csv (python -m tests.test_survival_models writes it) and generalised.csv.
+# Reads tests/reference/survival.csv (python -m tests.both_sides.estimands.test_survival_models writes it) and generalised.csv.
 suppressMessages({library(survival); library(cmprsk); library(splines); library(sandwich); library(jsonlite)})
 d <- read.csv("tests/reference/survival.csv"); g <- read.csv("tests/reference/generalised.csv")
 tight <- coxph.control(eps = 1e-12, iter.max = 100)

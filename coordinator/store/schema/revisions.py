@@ -5,7 +5,7 @@ are additions: an older version of this software does not look at what was added
 revision alone, and loses nothing that either of them knows.
 
 To change a table: change it in `coordinator.store.schema`, add a revision that does the same, and put its name into
-`HEAD`; ``tests/test_upgrade.py`` holds the three together.
+`HEAD`; ``tests/coordinator_side/store/test_upgrade.py`` holds the three together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Answers that a coordinator gave (python -m tests.doors, at the root of the repository).
+# Answers that a coordinator gave (python -m tests.stage.coordinator_side.doors, at the root of the repository).
 recorded <- function(name) jsonlite::read_json(test_path("answers", paste0(name, ".json")))
 
 answer <- function(name) tributarymeta:::answered(recorded(name))

@@ -1,0 +1,269 @@
+"""What stands between a hospital and its coordinator: each kind is told apart, and a proxy before the ports is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import Name, NameAttribute
+from cryptography.x509.oid import NameOID
+from stage.both_sides.service import Hub
+from stage.coordinator_side.collect import plan
+from stage.hospital_side.site_desk import certificate
+from stage.processes.nginx import STREAM
+
+from shared.errors import CertificateRefusal, NetworkRefusal
+from shared.wire.site_messages import StudyRequest
+from site_agent.show.network_path import proxy_for, walk
+from tests.stage.house.sources import ROOT
+
+__all__ = ["plan"]  # the fixture
+ANY = "127.0.0.1:0"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, plan):
+    hub = Hub(tmp_path_factory.mktemp("hub"), plan, "north")
+    with hub.serve(health=ANY):
+        yield hub
+    hub.store.close()
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port at which each connection is given to `answer`, in a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take(line: socket.socket) -> None:
+            with suppress(OSError), line:
+                answer(line)
+
+        def run() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=take, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=run, daemon=True).start()
+        yield server.getsockname()[1]
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+
+def pump(one: socket.socket, other: socket.socket) -> None:
+    with suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+    with suppress(OSError):
+        other.shutdown(socket.SHUT_WR)
+
+
+def proxy(
+    *, password: str = "", scheme: str = "Basic", code: int = 200, to: int = 0
+) -> Callable[[socket.socket], None]:
+    """A hospital's proxy: it may ask for a password (base64), refuse, or lead to another place than was asked."""
+
+    def answer(line: socket.socket) -> None:
+        asked = b""
+        while b"\r\n\r\n" not in asked:
+            asked += line.recv(4096)
+        if password and f"Proxy-Authorization: Basic {password}".encode() not in asked:
+            line.sendall(
+                b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: %s realm=x\r\n\r\n"
+                % scheme.encode()
+            )
+            return
+        if code != 200:
+            line.sendall(b"HTTP/1.1 %d No\r\n\r\n" % code)
+            return
+        port = to or int(re.match(rb"CONNECT [^ ]*:(\d+) ", asked)[1])
+        with socket.create_connection(("127.0.0.1", port)) as inner:
+            line.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            threading.Thread(target=pump, args=(inner, line), daemon=True).start()
+            pump(line, inner)
+
+    return answer
+
+
+@pytest.fixture(scope="module")
+def inspector(tmp_path_factory):
+    """A box that opens TLS by a certificate of the hospital's own authority: (how it answers, that authority)."""
+    folder = tmp_path_factory.mktemp("box")
+    key, leaf = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    name = Name([NameAttribute(NameOID.COMMON_NAME, "Example Hospital Inspection CA")])
+    (folder / "ca.pem").write_text(certificate("Example Hospital Inspection CA", key.public_key(), key))
+    plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "box.pem").write_text(
+        leaf.private_bytes(*plain).decode() + certificate("hub.example.org", leaf.public_key(), key, name)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "box.pem")
+
+    def answer(line: socket.socket) -> None:
+        with suppress(OSError), context.wrap_socket(line, server_side=True) as secure:
+            secure.recv(1)
+
+    return answer, folder / "ca.pem"
+
+
+def seen(hub: Hub, environ: dict[str, str] | None = None, address: str = "") -> tuple[str, str, str]:
+    found = walk(address or f"127.0.0.1:{hub.port}", [hub.authority.ca_pem], environ or {})
+    return found.step, found.given, found.ask
+
+
+def test_the_way_is_free_with_a_proxy_and_without(served):
+    assert seen(served)[0] == "way"
+    with listening(proxy()) as port:
+        assert seen(served, {"https_proxy": f"http://127.0.0.1:{port}"})[0] == "way"
+    with listening(proxy(password="c3RvcmtlOnAgdw==")) as port:
+        assert seen(served, {"https_proxy": f"http://storke:p%20w@127.0.0.1:{port}"})[0] == "way"
+
+
+@pytest.mark.parametrize(
+    ("user", "settings", "step", "given", "ask"),
+    [
+        (
+            "",
+            {"password": "eDp5"},
+            "password",
+            "407 to CONNECT without a password (basic)",
+            "http://name:password@proxy:port",
+        ),
+        ("x:z@", {"password": "eDp5"}, "password", "407 to CONNECT with a password", "wrong or locked"),
+        ("", {"password": "eDp5", "scheme": "NTLM"}, "password", "(ntlm)", "an account by Basic"),
+        ("", {"code": 403}, "tunnel", "403 to CONNECT", "allow CONNECT to 127.0.0.1:"),
+        ("", {"code": 502}, "tunnel", "502 to CONNECT", "allow CONNECT"),
+    ],
+)
+def test_what_a_proxy_answers_is_told_apart_and_its_password_is_not_shown(served, user, settings, step, given, ask):
+    with listening(proxy(**settings)) as port:
+        found = seen(served, {"https_proxy": f"http://{user}127.0.0.1:{port}"})
+    assert (found[0], given in found[1], ask in found[2]) == (step, True, True), found
+    assert "x:z" not in f"{found}"
+
+
+def test_what_is_no_proxy_no_route_or_no_name_is_told_apart(served):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        assert seen(served, address=nobody)[0] == "route"
+        assert seen(served, {"https_proxy": f"http://{nobody}"})[0] == "proxy"
+    with listening(lambda line: line.sendall(b"220 mail.example.org ESMTP\r\n\r\n")) as port:
+        assert seen(served, {"https_proxy": f"127.0.0.1:{port}"})[0] == "proxy"
+    assert seen(served, address="no-such-name.invalid:8443")[0] == "name"
+    with listening(lambda line: line.recv(10) and line.sendall(b"HTTP/1.1 200 OK\r\n\r\nPlease log in")) as port:
+        assert seen(served, address=f"127.0.0.1:{port}")[0] == "tls"
+
+
+def test_a_box_that_opens_tls_is_told_from_another_server_by_the_hospitals_own_bundle(served, inspector):
+    answer, authority = inspector
+    with listening(answer) as box, listening(proxy(to=box)) as port:
+        for environ in ({}, {"https_proxy": f"http://127.0.0.1:{port}"}):
+            step, given, ask = seen(served, {**environ, "SSL_CERT_FILE": f"{authority}"}, f"127.0.0.1:{box}")
+            assert step == "inspection"
+            assert "Example Hospital Inspection CA" in given
+            assert "exempt 127.0.0.1" in ask
+        step, given, ask = seen(served, address=f"127.0.0.1:{box}")
+    assert step == "authority"
+    assert "not pinned" in given
+    assert "another server answers there" in ask
+
+
+def test_the_proxy_that_is_looked_at_is_the_one_that_grpc_asks():
+    both = {"http_proxy": "http://a:1", "https_proxy": "http://b:2"}
+    assert proxy_for("hub:8443", both) == "http://b:2"
+    assert proxy_for("hub:8443", {**both, "grpc_proxy": "http://c:3"}) == "http://c:3"
+    assert proxy_for("hub:8443", {**both, "no_proxy": "x, hub"}) == ""
+    assert proxy_for("hub:8443", {**both, "no_grpc_proxy": "x", "no_proxy": "hub"}) == "http://b:2"
+    assert proxy_for("hub:8443", {}) == ""
+
+
+# -- before the coordinator's port ------------------------------------------------------------------------------------
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
+def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        front = probe.getsockname()[1]
+    with hub.serve(health=ANY) as server:
+        text = (ROOT / "deploy" / "haproxy.cfg").read_text(encoding="utf-8")
+        text = text.replace("bind 0.0.0.0:8443", f"bind 127.0.0.1:{front}").replace("inter 2s", "inter 100ms")
+        text = text.replace("check port 9464", f"check port {server.monitor.port}")
+        text = text.replace("10.0.0.11:8443", f"127.0.0.1:{server.port}")
+        text = re.sub(r"    server two .*\n", "", text)
+        path = tmp_path / "haproxy.cfg"
+        path.write_text(text)
+        running = subprocess.Popen(["haproxy", "-db", "-f", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert until(lambda: dialled(front))
+            hub.port = front
+            with hub.client("north") as client:
+                client.call("Status", StudyRequest(study=plan.study), timeout=20)
+            assert walk(f"127.0.0.1:{front}", [hub.authority.ca_pem], {}).step == "way"
+            server.drain()
+
+            def refused() -> bool:
+                try:
+                    with hub.client("north") as client:
+                        client.call("Status", StudyRequest(study=plan.study), timeout=5)
+                except (NetworkRefusal, CertificateRefusal):  # taken, and closed at once: there is nobody to pass it to
+                    return True
+                return False
+
+            assert until(refused)
+        finally:
+            running.terminate()
+            running.wait(20)
+
+
+@pytest.mark.skipif(
+    shutil.which("nginx") is None or not STREAM.exists(), reason="nginx is not installed, or its stream module"
+)
+def test_nginx_as_we_ship_it_passes_mutual_tls_and_dials_the_next_where_one_is_gone(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", plan, "north")
+    with socket.socket() as probe, socket.socket() as nobody:
+        probe.bind(("127.0.0.1", 0))
+        nobody.bind(("127.0.0.1", 0))  # never listens: a coordinator that has died
+        front, dead = probe.getsockname()[1], nobody.getsockname()[1]
+        probe.close()
+        with hub.serve() as server:
+            text = (ROOT / "deploy" / "nginx-stream.conf").read_text(encoding="utf-8")
+            for shipped, here in (("0.0.0.0:8443", front), ("10.0.0.11:8443", dead), ("10.0.0.12:8443", server.port)):
+                assert shipped in text
+                text = text.replace(shipped, f"127.0.0.1:{here}")
+            text = text.replace("modules/ngx_stream_module.so", f"{STREAM}")
+            path = tmp_path / "nginx.conf"
+            path.write_text(f"pid {tmp_path}/nginx.pid;\nerror_log {tmp_path}/error.log;\ndaemon off;\n{text}")
+            running = subprocess.Popen(["nginx", "-c", path, "-e", tmp_path / "error.log"], stderr=subprocess.DEVNULL)
+            try:
+                assert until(lambda: dialled(front))
+                hub.port = front
+                for _ in range(3):
+                    with hub.client("north") as client:
+                        client.call("Status", StudyRequest(study=plan.study), timeout=20)
+            finally:
+                running.terminate()
+                running.wait(20)
+        hub.store.close()
+
+
+def dialled(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not (found := holds()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,245 @@
+"""What is refused before anything is charged: δ against the persons, the coordinator's caps, this machine's memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from stage.both_sides.service import SMALL, Hub
+from stage.hospital_side.pipeline import release, site, source  # noqa: F401
+from stage.hospital_side.site_desk import hospital  # noqa: F401
+
+from shared.base.memory import available_cores, available_mb
+from shared.errors import ChecksRefusal, ConfigRefusal, SchemaRefusal, StorageRefusal, TooLarge
+from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.plans.plan import Budget, StudyPlan
+from shared.wire.site_messages import CoordinatorLimits
+from site_agent.config import SiteConfig, TableSource
+from site_agent.desk import open_desk, working_site
+from site_agent.release.pipeline.before_charge import WITHIN, fewest_persons, require_able
+from site_agent.release.pipeline.opened import TABLE_CAP
+from tests.benchmarks import estimates
+
+AMPLE = CoordinatorLimits(max_bundle=1 << 40, max_table=1 << 40)
+
+
+@pytest.fixture
+def study(plan) -> StudyPlan:
+    return replace(plan, release=SlicingPlan(epsilon=5.1), posture="private", budget=Budget(epsilon=8.0, delta=1e-6))
+
+
+def refused(kind, plan, site, where):  # noqa: F811
+    """The refusal of a release that has charged nothing and told nobody."""
+    with pytest.raises(kind) as found:
+        release(plan, site, where)
+    assert [entry.kind for entry in site.ledger.entries() if entry.kind == "reserve"] == []
+    assert site.ledger.holds() == []
+    assert "Nothing was charged" in found.value.next_step or kind is ChecksRefusal
+    return found.value
+
+
+# -- δ -----------------------------------------------------------------------------------------------------------
+def test_a_delta_too_large_for_the_rows_is_refused_uncharged_and_the_next_smaller_is_not(tmp_path, study, site, table):  # noqa: F811
+    where = source(tmp_path, table)
+    least = 1 / (10 * len(table))
+    at = replace(study, budget=Budget(epsilon=8.0, delta=least))
+    assert f"with {len(table)} persons" in refused(ChecksRefusal, at, site, where).given
+    below = replace(study, budget=Budget(epsilon=8.0, delta=math.nextafter(least, 0)))
+    assert require_able(below, where, site) == ()
+
+
+def test_where_records_say_how_many_are_complete_a_delta_is_noted_and_left_to_them(tmp_path, study, site, table):  # noqa: F811
+    where = source(tmp_path, table)
+    columns = tuple(
+        replace(column, missing="complete_case") if column.name == "sbp" else column
+        for column in study.dictionary.columns
+    )
+    dictionary = replace(study.dictionary, columns=columns)
+    some = replace(study, dictionary=dictionary, budget=Budget(epsilon=8.0, delta=1 / (10 * len(table))))
+    [note] = require_able(some, where, site)
+    assert f"for all {len(table)} rows" in note
+    with pytest.raises(ChecksRefusal):  # none is incomplete here: the records are counted, and refuse it undrawn
+        release(some, site, where)
+    assert [hold.drawn for hold in site.ledger.holds()] == [False]
+
+
+def test_the_fewest_persons_are_no_more_than_there_can_be(plan, study):
+    assert fewest_persons(study, 1000) == 1000
+    assert fewest_persons(study, 1000, withdrawn=10) == 990
+    assert fewest_persons(study, 3, withdrawn=10) == 0
+    halved = replace(plan, posture="holdout", holdout=0.5) if plan.posture != "holdout" else plan
+    few = fewest_persons(halved, 10_000)
+    assert 10_000 * (1 - halved.holdout) - 6 * 50 - 1 <= few < 10_000 * (1 - halved.holdout)
+
+
+@pytest.mark.parametrize(("order", "kind", "fewest"), [("visit", "ordered", 334), ("week", "number", 0)])
+def test_of_a_person_with_several_rows_as_many_are_counted_as_the_plan_lets_be_one(order, kind, fewest):
+    """By planned visits a person has three rows at most; by a number any, of which the first three are kept."""
+    levels = "levels = [0, 6, 12]" if kind == "ordered" else "lower = 0\nupper = 60\nrepeated = true"
+    column = f'[dictionary.columns.{order}]\nkind = "{kind if kind == "ordered" else "continuous"}"\n{levels}\n'
+    text = estimates.study("tables", 2).replace("decimals = 3", "decimals = 3\nrepeated = true")
+    several = f'[dictionary.repeated]\nrows = 3\norder = "{order}"\n{column}'
+    plan = StudyPlan.from_toml(text.replace("[dictionary.columns.person]", f"{several}[dictionary.columns.person]"))
+    assert fewest_persons(plan, 1000) == fewest
+
+
+# -- the coordinator ---------------------------------------------------------------------------------------------
+def test_a_bundle_beyond_the_coordinator_s_cap_is_refused_uncharged_and_one_of_the_cap_is_not(
+    tmp_path,
+    study,
+    site,  # noqa: F811
+    table,
+):
+    where = source(tmp_path, table)
+    size = study.release.effort(study, len(table), 1).bundle_mb * 1e6
+    small = replace(site, coordinator_takes=CoordinatorLimits(max_bundle=math.ceil(size) - 1, max_table=1 << 40))
+    found = refused(TooLarge, study, small, where)
+    assert "max_bundle_mb" in found.next_step
+    just = replace(site, coordinator_takes=CoordinatorLimits(max_bundle=math.ceil(size), max_table=1 << 40))
+    [note] = require_able(study, where, just)
+    assert "the coordinator takes" in note
+    room = replace(site, coordinator_takes=CoordinatorLimits(max_bundle=math.ceil(WITHIN * size), max_table=1 << 40))
+    assert require_able(study, where, room) == ()
+
+
+def test_a_table_that_the_coordinator_would_not_open_is_refused_uncharged(tmp_path, study, site, table):  # noqa: F811
+    where, slicing = source(tmp_path, table), study.release.slicing(study)
+    size = 8 * slicing.slices * (slicing.d + len(table))
+    small = replace(site, coordinator_takes=replace(AMPLE, max_table=size - 1))
+    assert "when the coordinator opens it" in refused(TooLarge, study, small, where).must
+    assert require_able(study, where, replace(site, coordinator_takes=replace(AMPLE, max_table=size))) == ()
+
+
+def test_an_older_coordinator_that_does_not_say_refuses_nothing_here(tmp_path, study, site):  # noqa: F811
+    where = counted(tmp_path, 60_000)
+    wide = replace(study, release=replace(study.release, slices=1500))
+    notes = require_able(wide, where, site)
+    assert any("has not said what it takes, by default 512 MB at most" in note for note in notes)
+    with pytest.raises(TooLarge):
+        require_able(wide, where, replace(site, coordinator_takes=CoordinatorLimits()))
+
+
+def test_a_coordinator_says_what_it_takes(tmp_path, plan):
+    hub = Hub(tmp_path / "hub", replace(plan, dictionary=SMALL, estimands={}), "north")
+    with hub.serve(max_bundle=5000), hub.egress("north") as egress:
+        assert egress.limits() == CoordinatorLimits(max_bundle=5000, max_table=10_000)
+    hub.store.close()
+    for wrong in ({"max_bundle": 0}, {"max_table": -1}, {"max_bundle": 1 << 60}):
+        with pytest.raises(SchemaRefusal):
+            CoordinatorLimits(**wrong)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+def counted(tmp_path, rows: int) -> TableSource:
+    """A file of so many rows, which nobody gets to read."""
+    path = tmp_path / f"{rows}.csv"
+    path.write_text("person\n" + "1\n" * rows)
+    return TableSource(path=path)
+
+
+def test_more_memory_than_the_settings_give_is_refused_uncharged(tmp_path, study, site, table):  # noqa: F811
+    where = source(tmp_path, table)
+    needs = study.release.effort(study, len(table), 1).memory_mb
+    found = refused(StorageRefusal, study, replace(site, memory_mb=math.floor(needs)), where)
+    assert "memory_mb in site.toml" in found.must
+    assert f"about {needs:.0f} MB" in found.given
+    [note] = require_able(study, where, replace(site, memory_mb=math.ceil(needs)))
+    assert "more than" in note
+    assert require_able(study, where, replace(site, memory_mb=math.ceil(WITHIN * needs))) == ()
+
+
+def test_more_memory_than_the_machine_has_left_is_refused_uncharged(tmp_path, study, site, table, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("site_agent.release.pipeline.before_charge.available_mb", lambda: 100.0)
+    assert "this machine has left" in refused(StorageRefusal, study, site, source(tmp_path, table)).must
+    monkeypatch.setattr("site_agent.release.pipeline.before_charge.available_mb", lambda: None)
+    assert require_able(study, source(tmp_path, table), site) == ()
+
+
+def test_slicing_half_a_million_rows_of_twenty_columns_is_within_two_gigabytes_or_refused(tmp_path, site):  # noqa: F811
+    plan = StudyPlan.from_toml(estimates.study("slicing", 20))
+    ready = replace(site, memory_mb=2048, coordinator_takes=AMPLE)
+    refused(TooLarge, plan, ready, counted(tmp_path, 500_000))
+    slicing = plan.release.slicing(plan)
+    most = TABLE_CAP // (8 * slicing.slices + 10) - slicing.d
+    assert plan.release.extent(plan, most).bytes <= TABLE_CAP
+    require_able(plan, counted(tmp_path, most), ready)
+    fewer = replace(plan, release=replace(plan.release, slices=160))
+    require_able(fewer, counted(tmp_path, 500_000), ready)
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  2097152 kB\n"}, 2048),
+        ({"sys/fs/cgroup/memory.max": "max\n"}, None),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 2097152 kB\n",
+                "sys/fs/cgroup/memory.max": f"{1 << 30}",
+                "sys/fs/cgroup/memory.current": f"{600 << 20}",
+                "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {100 << 20}\n",
+            },
+            524,
+        ),
+        (
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{1 << 30}",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{600 << 20}",
+                "sys/fs/cgroup/memory/memory.stat": "cache 5\n",
+            },
+            424,
+        ),
+    ],
+)
+def test_what_is_left_is_the_less_of_machine_and_container(tmp_path, files, left):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_mb(tmp_path) == left
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "4000000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+        ({"cpu.max": "half of it"}, 8),
+        ({}, 8),
+    ],
+)
+def test_processors_are_no_more_than_the_container_gives_time_for(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert available_cores(tmp_path) == cores
+
+
+# -- at the desk -------------------------------------------------------------------------------------------------
+def test_a_dry_run_and_a_release_are_refused_alike_and_warn_alike(hospital, plan, table, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TRIBUTARY_TODAY", "2026-01-05")
+    hospital.hub.takes = None  # of an earlier version
+    ready = hospital.joined().approved(plan).with_table(table)
+    assert ready.json("release", "mini", "--dry-run")["warnings"] == []
+    hospital.hub.takes = CoordinatorLimits(max_bundle=40_000, max_table=1 << 30)
+    ready("plan", "fetch", "mini")
+    [warning] = ready.json("release", "mini", "--dry-run")["warnings"]
+    assert warning.split("; ")[0] in " ".join(ready("release", "mini", "--dry-run").split())
+    hospital.hub.takes = CoordinatorLimits(max_bundle=1000, max_table=1 << 30)
+    assert ready.refused("release", "mini", expect=30)["code"] == "E_TOO_LARGE"  # it asks before it charges
+    assert ready.refused("release", "mini", "--dry-run", expect=30)["code"] == "E_TOO_LARGE"
+    settings = ready.home / "site.toml"
+    hospital.hub.takes = AMPLE
+    ready("plan", "fetch", "mini")
+    settings.write_text("memory_mb = 256\n" + settings.read_text())
+    assert working_site(open_desk(ready.home), None).memory_mb == 256
+    assert SiteConfig.from_toml(SiteConfig.load(ready.home).to_toml(), home=ready.home).memory_mb == 256
+    with pytest.raises(ConfigRefusal, match="memory_mb"):
+        SiteConfig.from_toml(settings.read_text().replace("memory_mb = 256", "memory_mb = 255"), home=ready.home)
+    assert [row for row in ready.json("history", "--last", "0")["entries"] if row["kind"] == "reserve"] == []

@@ -1,0 +1,103 @@
+"""The service units: what they run exists, how far they are shut, and that the software lives behind it."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import coordinator.cli
+import site_agent.cli
+from tests.stage.house.sources import ROOT
+
+UNITS = ROOT / "deploy" / "systemd"
+SERVICES = ("tributary-site.service", "tributary-coordinator.service")
+PROGRAMS = {"site-agent": site_agent.cli.app, "coordinator": coordinator.cli.app}
+
+
+def unit(name: str) -> configparser.ConfigParser:
+    read = configparser.ConfigParser(strict=False, interpolation=None)
+    read.optionxform = str
+    read.read(UNITS / name)
+    return read
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_unit_runs_a_verb_that_is_there(name):
+    program, *words = unit(name)["Service"]["ExecStart"].split()
+    context = typer.main.get_command(PROGRAMS[program.rpartition("/")[2]])
+    given = [word for word in words if not word.startswith(("-", "/"))]
+    verb = context.commands[given[0]]
+    known = {option for one in (*context.params, *verb.params) for option in one.opts}
+    assert {word for word in words if word.startswith("-")} <= known
+
+
+@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_a_unit_is_shut_to_two_of_ten(name):
+    ran = ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=20", str(UNITS / name)]
+    said = subprocess.run(ran, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert float(re.search(r"exposure level for \S+: ([\d.]+)", said.stdout)[1]) <= 2.0
+
+
+@pytest.mark.parametrize(("name", "variable"), list(zip(SERVICES, ("SITE", "COORDINATOR"), strict=True)))
+def test_what_a_person_types_runs_as_the_service_does(name, variable):
+    """Else the keys that a service has encrypted open for it alone, and the agent's runs for seconds in an hour."""
+    service = unit(name)["Service"]
+    text = (UNITS / "tributary-as").read_text(encoding="utf-8")
+    assert subprocess.run(["sh", "-n", UNITS / "tributary-as"]).returncode == 0
+    program, home = service["ExecStart"].split()[0].rpartition("/")[2], f"/var/lib/{service['User']}/home"
+    assert f"  {program}) user={service['User']} home=TRIBUTARY_{variable}_HOME ;;" in text
+    assert service["StateDirectory"] == service["User"]
+    assert home in (UNITS / name).read_text(encoding="utf-8")
+    assert '--setenv="$home=/var/lib/$user/home"' in text
+    assert f"--property=LoadCredentialEncrypted={service['LoadCredentialEncrypted']}" in text
+    asked = subprocess.run([UNITS / "tributary-as", "sh"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stdout) == (2, "")
+
+
+def test_the_log_of_the_page_lies_where_the_unit_lets_it_be_written():
+    service = unit("tributary-coordinator.service")["Service"]
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^(/var/log/\S+)/[^/ ]+ \{$", page) == [f"/var/log/{service['LogsDirectory']}"]
+
+
+def test_the_page_makes_the_folder_of_the_secret_before_it_writes_there():
+    """Debian 12 has none."""
+    page = (UNITS / "README.md").read_text(encoding="utf-8")
+    assert 0 < page.index("mkdir -p -m 700 /etc/credstore.encrypted\n") < page.index("systemd-creds encrypt")
+
+
+DENIED = """
+import ctypes, mmap, sys
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE, as MemoryDenyWriteExecute= asks
+    sys.exit(77)
+try:
+    mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+except PermissionError:
+    print("denied")
+import numpy as np
+from shared.base.keys import SigningKey
+from shared.base.randomness import seeded_rng
+from site_agent.models.flow import FlowSettings, fit_flow
+import grpc, pyarrow.parquet, scipy.optimize
+key = SigningKey.generate()
+assert key.public.verifies(key.sign(b"text"), b"text")
+fit_flow(np.random.default_rng(1).gamma(2.0, size=(80, 2)), FlowSettings(flows=2, hidden=8, epochs=2), seeded_rng(1))
+grpc.insecure_channel("localhost:1").close()
+print("lives")
+"""
+
+
+def test_no_page_of_memory_need_be_written_and_run():
+    said = subprocess.run([sys.executable, "-c", DENIED], cwd=ROOT, capture_output=True, text=True)
+    if said.returncode == 77:
+        pytest.skip("the kernel has no such switch")
+    assert said.stdout.split() == ["denied", "lives"], said.stderr[-2000:]

@@ -1,0 +1,118 @@
+"""Whoever ends a test's or a benchmark's process ends what it has started."""
+
+from __future__ import annotations
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from stage.processes.database_server import database_server, installed
+from stage.processes.stopping import started, stopped
+
+from tests.stage.house.sources import ROOT
+
+SLEEP = [sys.executable, "-c", "import time; print('there', flush=True); time.sleep(300)"]
+WAITING = """
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from stage.processes.stopping import started
+with started({sleep}, start_new_session=True) as process, ThreadPoolExecutor(1) as pool:
+    print(process.pid, flush=True)
+    pool.submit(process.wait).result()  # as sites that deliver: they are through when the server is gone
+"""
+DATABASE = """
+import sys, time
+from stage.processes.database_server import database_server
+with database_server("ended") as server:
+    print((server.folder / "data" / "postmaster.pid").read_text().split()[0], server.folder, flush=True)
+    time.sleep(300)
+"""
+
+
+def runs(pid: int) -> bool:
+    """True while a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(program: str, number: signal.Signals) -> tuple[int, list[str]]:
+    """The status of a program that a signal ended when it had said a line; and that line's words."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    argv = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with started(argv, env=environment, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+        said = process.stdout.readline().split()
+        process.send_signal(number)
+        return process.wait(60), said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_is_stopped_although_threads_wait_for_it(number):
+    status, [pid] = ended(WAITING.format(sleep=SLEEP), number)
+    assert (status, runs(int(pid))) == (-signal.SIGINT, False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_database_is_stopped_and_its_folder_removed(number):
+    installed()  # or it is skipped
+    status, [pid, folder] = ended(DATABASE, number)
+    assert (status, runs(int(pid)), Path(folder).exists()) == (-signal.SIGINT, False, False)
+
+
+def test_a_failure_stops_a_database_too():
+    pids = []
+    with suppress(ZeroDivisionError), database_server("failed") as server:
+        pids.append(int((server.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        assert runs(pids[0]) / 0
+    assert not runs(pids[0])
+
+
+def test_what_was_there_before_is_called_after_the_stop_and_put_back():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("before"))
+    try:
+        outer, inner = (stopped(lambda name=name: heard.append(name)) for name in ("outer", "inner"))
+        with suppress(KeyboardInterrupt), outer, inner:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+            heard.append("not ended")
+        assert heard == ["inner", "outer", "before"]
+        with stopped(lambda: heard.append("left")):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard[3:] == ["left", "before"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_forked_process_stops_nothing_of_its_parent():
+    with started(SLEEP, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        heard, told = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(told, b".")  # what arrives while it is being forked, Python forgets
+            time.sleep(60)
+            os._exit(0)
+        os.read(heard, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert process.poll() is None
+
+
+def test_every_benchmark_starts_its_processes_so():
+    found = {
+        path.name
+        for path in (ROOT / "tests" / "benchmarks").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "Popen"
+    }
+    assert found == {"whole.py"}, "whole stops its steps itself: they keep what they took"

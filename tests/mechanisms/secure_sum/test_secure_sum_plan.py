@@ -1,0 +1,183 @@
+"""The plan of a secure sum: what it refuses, what it charges, and what it says of who looks together."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from stage.hospital_side.pipeline import release, site, source  # noqa: F401
+from stage.mechanisms.sums import hearts
+
+from coordinator.planning.price import cost, prices
+from coordinator.planning.review import review
+from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal
+from shared.mechanisms.secure_sum.influences import Bounds
+from shared.mechanisms.secure_sum.vectors import VectorBounds
+from shared.plans.plan import StudyPlan
+from shared.privacy.accountant import epsilon
+from shared.privacy.composition import composed
+from shared.privacy.gaussian import gaussian_epsilon
+from shared.privacy.meaning import translate
+from shared.releases.receipt import coverage, in_words, planned_event
+from site_agent.config import SiteBudget
+from site_agent.decide.plan_facts import _of_figures
+
+STUDIES = Path(__file__).parents[3] / "deploy" / "studies"
+SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
+TOML = hearts(SITES, epsilon=1.0, budget=1.2)
+TABLE = pd.DataFrame({"person": ["a"], "age": [50.0], "sbp": [120.0], "time": [1.0], "cvd": [0]})
+
+
+def planned(sites=SITES):
+    return StudyPlan.from_toml(hearts(sites, epsilon=1.0, budget=1.2))
+
+
+def test_a_plan_is_the_same_read_back_and_the_order_in_which_sites_are_written_is_no_matter():
+    plan = planned()
+    assert StudyPlan.from_bytes(plan.canonical) == plan
+    assert planned(sites=dict(reversed(SITES.items()))).hash == plan.hash
+    assert plan.release.terms(plan).members == tuple(SITES.values())
+    assert plan.release.terms(plan).plan == plan.hash
+
+
+def test_a_plan_from_before_reads_its_pilots_as_it_was_signed():
+    before = planned().to_canonical()
+    del before["release"]["places"]
+    read = StudyPlan.from_canonical(before)
+    assert read.release.places == "apart"
+    assert "places" not in read.to_canonical()["release"]
+    assert isinstance(read.release.bounds(read), Bounds)
+    assert read.release.terms(read).coordinates == 2
+    assert planned().release.places == "together"
+    assert isinstance(planned().release.bounds(planned()), VectorBounds)
+
+
+@pytest.mark.parametrize(
+    ("more", "rule"),
+    [
+        ({"coefficient": "weight"}, "coefficient must be one of"),
+        ({"drop_outs": 3}, "K - 2 drop_outs must be more than colluders"),
+        ({"colluders": 4}, "K - 2 drop_outs must be more than colluders"),
+        ({"pilot": 0.95}, "leave each part"),
+        ({"least": 9.0}, "least and release.most must be left out"),
+        ({"least": 9.0, "places": "apart"}, "least must not be above"),
+        ({"places": "near"}, "places must be together or apart"),
+        ({"reach": 0.0}, "reach must be positive"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"outcome": "linear"}, "survival or binary"),
+    ],
+)
+def test_a_plan_that_no_sum_can_serve_is_refused_in_the_words_of_the_plan(more, rule):
+    given = planned().to_canonical()
+    with pytest.raises(PlanRefusal, match=rule):
+        StudyPlan.from_canonical(given | {"release": given["release"] | more})
+
+
+def test_too_few_sites_one_twice_and_a_key_that_is_none_are_refused():
+    for sites in (dict(list(SITES.items())[:4]), SITES | {"site-1": SITES["site-2"]}, SITES | {"site-1": "ff"}):
+        with pytest.raises(PlanRefusal):
+            planned(sites=sites)
+
+
+def test_a_second_wave_is_refused():
+    given = planned().to_canonical()
+    second = {"number": 2, "opens": "2027-01-01", "closes": "2029-01-01"}
+    given["waves"] = [{**given["waves"][0], "closes": "2026-12-31"}, {**given["waves"][0], **second}]
+    with pytest.raises(PlanRefusal, match="one wave"):
+        StudyPlan.from_canonical(given)
+
+
+def test_everything_is_charged_at_once_and_is_the_plan_s_epsilon():
+    plan = planned()
+    pilot, level, total = planned_event(plan).events
+    mus = [event.mu**2 for event in (pilot, level, total)]
+    assert 0.98 < epsilon(planned_event(plan), 1e-6) <= 1.0
+    assert [mu / sum(mus) for mu in mus] == pytest.approx([0.6, 0.05, 0.35], abs=0.01)
+    assert pilot == plan.release.first(1e-6).event(plan), "the pilot is drawn with the noise that is charged"
+    assert total == plan.release.terms(plan).event(len(SITES) - 2), "with one lost and one that tells its noise"
+    assert cost(plan).waves[0].affordable
+
+
+def test_four_rows_say_who_looks_together_and_all_who_price_a_plan_show_them():
+    plan = planned()
+    rows = plan.release.seen_by(plan)
+    assert list(rows) == [
+        "the coordinator",
+        "the coordinator and 1 site",
+        "the coordinator and 3 sites",
+        "the coordinator and all 5 others",
+    ]
+    alone, colluding, half, all_others = rows.values()
+    assert alone < colluding < half < all_others
+    assert colluding == epsilon(planned_event(plan), 1e-6)
+    # By hand: with all others only the site's own share, of a fourth of the variance, is left.
+    mus = [event.mu**2 for event in planned_event(plan).events]
+    assert all_others == pytest.approx(gaussian_epsilon(math.sqrt(mus[0] + mus[1] + 4 * mus[2]), 1e-6))
+    assert cost(plan).seen_by == rows
+    told = coverage(plan)[0][0]
+    assert all(who in told for who in rows)
+
+
+def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the_sum_s():
+    _, lines = review(TOML, today=dt.date(2026, 6, 1))
+    named = {line.name: line for line in lines}
+    assert all(f"{who}: ε" in named["who looks"].detail for who in planned().release.seen_by(planned()))
+    assert named["secure sum"].state == "warn"
+    assert "cox(time, cvd) ~ age + sbp" in named["secure sum"].fix
+    asked = TOML.replace("[release]\n", '[estimands]\nmain = "cox(time, cvd) ~ sbp/10 + age"\n\n[release]\n')
+    assert not {"secure sum", "interval"} & {line.name for line in review(asked, today=dt.date(2026, 6, 1))[1]}
+    less = {line.name: line for line in review(hearts(SITES, epsilon=0.5, budget=1.2), today=dt.date(2026, 6, 1))[1]}
+    assert less["interval"].state == "warn"
+    assert "too narrow" in less["interval"].detail
+
+
+def test_the_price_list_has_the_plan_s_own_sum():
+    listed = {price.name: price for price in prices(planned())}
+    assert listed["secure sum"].epsilon == epsilon(planned_event(planned()), 1e-6)
+    assert all(who in listed["secure sum"].covered for who in planned().release.seen_by(planned()))
+
+
+def test_a_price_in_another_order_of_accounting_is_no_smaller():
+    plan = planned()
+    assert composed({planned_event(plan): 1}, 1e-6) >= epsilon(planned_event(plan), 1e-6) - 1e-9
+
+
+# -- a site's own cap on whoever sees most ----------------------------------------------------------------------------
+def test_a_site_s_cap_holds_the_worst_row_and_says_who_sees_it():
+    plan = planned()
+    worst = max(plan.release.seen_by(plan).values())
+    assert 1.2 < worst < 3
+    for cap in (None, worst, 5.0):
+        SiteBudget(worst_epsilon=cap).require_worst(plan)
+    with pytest.raises(BudgetRefusal, match="for the coordinator and all 5 others"):
+        SiteBudget(worst_epsilon=worst - 0.01).require_worst(plan)
+    for wrong in (0.0, -1.0, True, math.inf, "2"):
+        with pytest.raises(ConfigRefusal, match="site_worst_epsilon"):
+            SiteBudget(worst_epsilon=wrong)
+
+
+def test_a_release_beyond_the_site_s_cap_is_refused_before_anything_is_charged_or_read(tmp_path, site):  # noqa: F811
+    strict, day = replace(site, budget=SiteBudget(worst_epsilon=1.2)), dt.date(2026, 6, 1)
+    with pytest.raises(BudgetRefusal, match="whoever sees most"):
+        release(planned(), strict, source(tmp_path, TABLE), today=day)
+    assert not site.ledger.holds()
+
+
+def test_the_price_in_words_says_for_whom_it_holds_and_what_all_others_could_recognise():
+    plan = planned()
+    who, worst = plan.release.most_seen(plan)
+    assert (who, epsilon(worst, 1e-6)) == list(plan.release.seen_by(plan).items())[-1]
+    said = in_words(plan, planned_event(plan))
+    assert "whatever the attacker knows but the other sites' noise. To the coordinator and all 5 others" in said
+    assert said.endswith(translate(worst, delta=1e-6))
+
+
+def test_a_steward_is_told_that_figures_leave_where_no_row_does():
+    """Of every plan that is shipped: latent noise releases rows, GRAND persons drawn anew, and nothing else does."""
+    for path in sorted(STUDIES.glob("*.toml")):
+        plan = StudyPlan.from_toml(path.read_text(encoding="utf-8"))
+        assert _of_figures(plan) == (plan.release.mechanism not in ("latent_noise", "grand")), path.name

@@ -1,0 +1,133 @@
+"""What a site gives in a secure sum: the noise it was charged for, its pilot's records, in time, and opened once."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from stage.mechanisms.summed import SumStage, stage
+
+from coordinator.services.collect.sum_queue import SumQueue
+from shared.errors import PlanRefusal, ReplayRefusal, StateRefusal
+from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
+from site_agent.training.secure_sum import giving
+from site_agent.training.secure_sum.member import OwnRecords, member_of
+
+__all__ = ["stage"]  # the fixture
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """Pilots delivered, and the level asked."""
+    made = SumStage(tmp_path_factory.mktemp("asked"))
+    with pytest.raises(StateRefusal):
+        made.run(timeout=0.0)
+    yield made
+    made.close()
+
+
+def work_of(hospital, egress):
+    return giving.SumWork(hospital.plan, hospital.source, hospital.site(egress), egress, None, hospital.hears)
+
+
+def test_the_level_that_a_site_tells_has_the_noise_that_its_plan_is_charged_for(asked):
+    hospital = asked.hospitals["north"]
+    member = member_of(hospital.ledger, "north", asked.plan)
+    sigma = asked.plan.release.level_event(asked.plan).sigma
+    _, content = asked.order("north", SumStep.LEVEL)
+    with hospital.hub.egress("north") as egress:
+        draw = work_of(hospital, egress)._verified(member, SumStep.LEVEL, content)
+        levels = [draw() for _ in range(600)]
+        records = OwnRecords.read(member, hospital.source, hospital.site(egress))
+    look = LookOrder.from_bytes(content, asked.plan.release.terms(asked.plan)).look
+    counted = records.look(look).level(records.x, records.y)[:, 0].sum()
+    for told in (np.array([one.events for one in levels]), np.array([one.charges for one in levels])):
+        share = 599 * (told.std(ddof=1) / sigma) ** 2
+        assert 0.0001 < stats.chi2.cdf(share, 599) < 0.9999, told.std(ddof=1) / sigma
+    table = pd.read_csv(hospital.source.path)
+    events = np.array([one.events for one in levels])
+    assert events.mean() == pytest.approx(counted, abs=5 * sigma / 24)
+    # Who had the event after more than one was expected of them is not counted: by these pilots hardly anybody.
+    there = table.cvd[table.time <= 25].sum()
+    assert 0.95 * there <= counted <= there
+
+
+def test_whoever_has_withdrawn_since_the_pilot_adds_nothing_and_the_number_of_records_stays(asked):
+    hospital = asked.hospitals["south"]
+    look = LookOrder.from_bytes(asked.order("south", SumStep.LEVEL)[1], asked.plan.release.terms(asked.plan)).look
+    member = member_of(hospital.ledger, "south", asked.plan)
+    with hospital.hub.egress("south") as egress:
+        site = hospital.site(egress)
+        before = OwnRecords.read(member, hospital.source, site)
+        from site_agent.release.sealed_state import read_rows
+
+        persons = read_rows(hospital.ledger.folder(hospital.hold), hospital.hold).persons
+        hospital.ledger.note_persons("hearts", persons[:3])
+        after = OwnRecords.read(member, hospital.source, site)
+    gone = before.look(look).rows(before.x, before.y)[:3]
+    assert len(after.x) == len(before.x) - 3
+    assert after.n == before.n == 400
+    grid = member.terms.grid
+    left = (before.steps(look) - after.steps(look)) * grid
+    assert left == pytest.approx(gone.sum(axis=0), abs=10 * grid)
+
+
+def test_of_another_table_than_the_pilot_s_nothing_is_begun(asked):
+    hospital = asked.hospitals["west"]
+    kept = hospital.source.path.read_text()
+    hospital.source.path.write_text(kept.replace("west-0,", "west-x,"))
+    try:
+        with pytest.raises(StateRefusal, match="the table that the pilot was of"):
+            hospital.answer(*asked.order("west", SumStep.LEVEL))
+    finally:
+        hospital.source.path.write_text(kept)
+    assert not hospital.hold.begun
+
+
+def test_a_site_under_another_key_than_the_plan_s_is_no_member(asked):
+    release, names = asked.plan.release, list(asked.plan.release.members)
+    release.require_site(names[0], release.members[names[0]])
+    with pytest.raises(PlanRefusal, match="a new key needs an amended plan"):
+        release.require_site(names[0], release.members[names[1]])
+    with pytest.raises(PlanRefusal, match="among the members"):
+        release.require_site("elsewhere", release.members[names[0]])
+
+
+def test_a_sum_begins_without_a_pilot_only_where_that_is_said(tmp_path):
+    made = SumStage(tmp_path, late=["north"])
+    try:
+        with pytest.raises(StateRefusal, match="north has delivered no pilot") as refused:
+            made.run(timeout=0.0)
+        assert "--without north" in refused.value.next_step
+        assert not SumQueue(made.hub.store, made.plan).order_contents(SumStep.LEVEL)
+        with pytest.raises(StateRefusal, match="4 of 5 sites must give"):
+            made.run(timeout=0.0, without=["north"])
+        assert sorted(SumQueue(made.hub.store, made.plan).order_contents(SumStep.LEVEL)) == [0, 1, 3, 4]
+    finally:
+        made.close()
+
+
+def test_what_comes_after_the_next_step_was_asked_is_too_late_and_another_opening_is_refused(stage):
+    victim = stage.hospitals["north"]
+    victim.start = lambda **_: setattr(victim, "thread", ended()) or victim.thread
+    opened = stage.whole(gone=["north"])
+    assert 2 not in opened.parts
+    victim.answer(*stage.order("north", SumStep.LEVEL))
+    assert ("too late", SumStep.LEVEL) in victim.said
+    store = stage.hub.store
+    other = replace(opened, total=tuple(one + 1.0 for one in opened.total))
+    with pytest.raises(ReplayRefusal, match="opened once"):
+        store.keep_opened("hearts", other, today=giving.dt.date(2026, 6, 1))
+    store.keep_opened("hearts", opened, today=giving.dt.date(2026, 6, 1))
+    assert store.opened_sum(stage.plan.hash).document == opened
+
+
+def ended():
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    return thread
