@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+from collections import Counter
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from tests.stage.house.sources import PACKAGES, ROOT, parsed
@@ -69,6 +72,46 @@ def test_no_floor_has_more_rooms_than_a_reader_takes_in():
         for folder in folders(package):
             inside = [path for path in folder.iterdir() if (path / "__init__.py").exists() or path in modules(folder)]
             assert len(inside) <= MOST, f"{folder.relative_to(ROOT)}: {len(inside)}"
+
+
+TESTS = ROOT / "tests"
+
+
+def rooms_of_tests() -> dict[str, list[str]]:
+    """The modules of each folder of tests, and of what they share, by the folder's path below ``tests``."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(TESTS.rglob("*.py")):
+        where = path.relative_to(TESTS).parent
+        if where.parts[:1] not in ((), ("benchmarks",), ("reference",)) and not path.stem.startswith("__"):
+            found.setdefault(where.as_posix(), []).append(path.stem)
+    return found
+
+
+def test_no_folder_of_tests_has_more_modules_than_a_reader_takes_in():
+    assert [path.name for path in TESTS.glob("test_*.py")] == [], "it belongs in the folder of what it is about"
+    for where, names in rooms_of_tests().items():
+        tests = [name for name in names if name.startswith("test_")]
+        assert max(len(tests), len(names) - len(tests)) <= MOST, where
+
+
+def test_every_folder_of_tests_says_what_belongs_there():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## Where a test belongs\n")[2]
+    said = re.findall(r"^\| `tests/([\w/]+)/` \|", page.partition("\n## ")[0], re.M)
+    there = [where for where, names in rooms_of_tests().items() if any(name.startswith("test_") for name in names)]
+    assert len(said) == len({*said})
+    assert {*said} == {*there}
+
+
+def test_no_two_test_modules_have_one_name_and_none_hides_a_library():
+    """Each folder of tests is a place that Python looks for modules in, before the libraries and the product."""
+    rooms = rooms_of_tests()
+    names = Counter(name for inside in rooms.values() for name in inside if name.startswith("test_"))
+    assert [name for name, count in names.items() if count > 1] == []
+    importable = {*PACKAGES, *sys.stdlib_module_names, *packages_distributions()}
+    beside = {name for where, inside in rooms.items() if not where.startswith(("stage/", "faults")) for name in inside}
+    folders = {part for where in rooms for part in where.split("/")}
+    assert (beside | folders) & importable == set()
+    assert [name for name in sorted(beside) if not name.startswith("test_")] == [], "what tests share is in tests/stage"
 
 
 if __name__ == "__main__":
