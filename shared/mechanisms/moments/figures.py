@@ -1,8 +1,10 @@
-"""The lines of a released moments table: block and words of every figure, and the question whose terms they hold."""
+"""The lines of a released moments table: block and words of every figure, the question whose terms they hold, and the
+cautions that stand beside these."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +13,7 @@ from shared.mechanisms.moments.factors import columns_of, factor_of, in_words
 from shared.mechanisms.moments.noise import Design
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "names_of", "planned_terms"]
+__all__ = ["BLOCKS", "cautions_of", "names_of", "planned_terms"]
 
 BLOCKS = ("histogram", "moment", "product", "score")
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -21,6 +23,30 @@ _FEATURES = {
     "count": ("count",),
     "linear": ("value",),
 }
+
+_UNDECLARED = (
+    "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
+    "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
+    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan "
+    "whose release.declared names {name}, or that has a secure sum of it, asks the records for it."
+)
+_DENIED = (
+    "The figures of {name} contradict each other under the planned model: its own score and its moment with the "
+    "outcome, over all sites, are {far} apart per {units:g}, which patients and noise seldom do. So that model is not "
+    "the records' there, as where an effect bends, {name} has a long tail or groups of the outcome differ in spread. "
+    "The answer goes by the score; how far it is off, and which way, is not known. Plan {name} in bands or as its "
+    "logarithm, or a mechanism that keeps rows, and see whether the answer stays."
+)
+_SKEWED = (
+    "{name} is unlike a measurement with normal residuals: of a normal law with the mean and spread that its "
+    "histograms show, {share:.0f} % would lie beyond its bounds, where nobody can be. So it has a long tail or a heap "
+    "at a bound. Noisy histograms and bounded sums hold little of a tail, and effects on {name} may be off by more "
+    "than their intervals say: with a tail, too near to none, in an interval narrower than the records' own. Plan it "
+    "as a count, as its logarithm or in bands, or a mechanism that keeps rows."
+)
+_BEYOND = 0.05
+"""Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
+out. Worlds that settings are chosen by are far above it, or have next to none."""
 
 
 @lru_cache(maxsize=16)
@@ -112,3 +138,31 @@ def _of_two(term: str, dictionary: Dictionary) -> str:
     column = next((column for column in dictionary.columns if column.name == inside), None)
     two = column is not None and column.kind not in NUMERIC and len(column.levels) == 2
     return inside if two else term
+
+
+def cautions_of(
+    name: str, design: Design, question: Estimand, apart: float, units: float, beyond: float
+) -> tuple[str, ...]:
+    """Cautions on a covariate's coefficient.
+
+    Args:
+        name: of the covariate's column.
+        apart: how far its two figures differ, per unit; 0 where chance may do that.
+        units: for which the coefficient is told.
+        beyond: as of `histograms.normal_beyond`.
+    """
+    own = _of_coefficient(name, design, question, apart, units)
+    return own if beyond < _BEYOND else (*own, _SKEWED.format(name=design.response.name, share=100 * beyond))
+
+
+def _of_coefficient(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:
+    """Where it is not declared, or its two figures differ."""
+    factor = factor_of(name, design.factors)
+    column = factor.column.name if factor else name
+    if name not in design.spec.declared:
+        return (_UNDECLARED.format(name=column),)
+    if not apart:
+        return ()
+    size = abs(apart * units)
+    far = f"a factor of {math.exp(min(size, 50)):.2f}" if question.scale == "log" else f"{size:.2g}"
+    return (_DENIED.format(name=column, far=far, units=units),)

@@ -13,12 +13,18 @@ It is post-processing of released figures. Source: C. N. Morris (1983), J. Am. S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
-__all__ = ["drawn_together"]
+from shared.mechanisms.moments.margins import fitted_margin
+from shared.mechanisms.moments.noise import Design, MomentsRelease
+from shared.mechanisms.moments.spec import sigma_of
+
+__all__ = ["drawn_together", "normal_beyond"]
 
 Array = NDArray[np.float64]
 
@@ -50,3 +56,19 @@ def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float
     np.fill_diagonal(others, 0.0)
     left = (own * noise / n) ** 2 + (others**2 @ (noise / n) ** 2) + drawn**2 * between
     return np.asarray(n * (shares + drawn * (mean - shares))), np.asarray(n * np.sqrt(left))[:, 0]
+
+
+def normal_beyond(releases: Sequence[MomentsRelease], design: Design) -> float:
+    """Of a normal law as a measurement's histograms show it, all together: the share beyond the bounds.
+
+    A planned model of a measurement has normal residuals, and nobody is beyond the bounds: where many would be, the
+    column is skewed. 0 for another outcome. One site's histogram alone is too noisy for it.
+    """
+    if design.spec.outcome != "linear":
+        return 0.0
+    counts = np.sum([release.histograms[-1] for release in releases], axis=0).astype(float)
+    persons, noise = sum(release.n for release in releases), sigma_of(design.spec, 0) * math.sqrt(len(releases))
+    column, shape = design.response, design.spec.margins
+    margin = fitted_margin(counts, persons, noise, design.outcome_edges, column, shape)
+    ends = (np.array(column.span) - margin.mean) / max(margin.sd, 1e-12)
+    return float(special.ndtr(ends[0]) + special.ndtr(-ends[1]))

@@ -33,8 +33,9 @@ from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn
 from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, balanced, must, widest
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factor_of, factors_of, in_words
-from shared.mechanisms.moments.figures import BLOCKS, names_of, planned_terms
+from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
+from shared.mechanisms.moments.figures import BLOCKS, cautions_of, names_of, planned_terms
+from shared.mechanisms.moments.histograms import normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, SitePlace, coarse, effects_of, places
@@ -57,19 +58,6 @@ BOOTSTRAP = 40
 _MODEL = (
     "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
     "beyond these is not in the interval."
-)
-_UNDECLARED = (
-    "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
-    "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
-    "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan "
-    "whose release.declared names {name}, or that has a secure sum of it, asks the records for it."
-)
-_DENIED = (
-    "The figures of {name} contradict each other under the planned model: its own score and its moment with the "
-    "outcome, over all sites, are {far} apart per {units:g}, which patients and noise seldom do. So that model is not "
-    "the records' there, as where an effect bends, {name} has a long tail or groups of the outcome differ in spread. "
-    "The answer goes by the score; how far it is off, and which way, is not known. Plan {name} in bands or as its "
-    "logarithm, or a mechanism that keeps rows, and see whether the answer stays."
 )
 _ALONE = "fit to the released moments, patients and noise to first order"
 _BOOTSTRAPPED = (
@@ -237,10 +225,14 @@ class MomentsPlan(Aggregates):
         if nominal := factors_of(self.covariates, plan.dictionary):
             detail = (
                 f"{', '.join(one.column.name for one in nominal)} with a column of its own for each level but the "
-                "first: the planned model lets levels overlap, and where few persons have the first one effects are "
-                "drawn towards it, at any epsilon (docs/zoo.md)"
+                "first: the planned model lets levels overlap, and effects are drawn towards the first one, at any "
+                "epsilon, where few persons have it or the outcome is far rarer in it than in others (docs/zoo.md)"
             )
-            found.append((detail, "Write the level first that most persons are expected to have."))
+            fix = (
+                "Write the level first that most persons are expected to have; where the outcome will be rare in it, "
+                "take noisy tables."
+            )
+            found.append((detail, fix))
         response = plan.dictionary.column(self.responses[0])
         if self.outcome == "linear" and response.kind == "integer":
             detail = (
@@ -411,8 +403,9 @@ class MomentsPlan(Aggregates):
                 found |= {site: _beside(smaller, design)[site]} if len(smaller) > 1 else {}
             except (EstimateRefusal, KeyError):  # it answers for itself, and says why not
                 continue
+        beyond = _beyond(tuple(data for site in kept for data in releases[site]), design)
         return {
-            site: _coefficients(found[site], design, question, _TOGETHER, origins[site])
+            site: _coefficients(found[site], design, question, _TOGETHER, origins[site], beyond)
             for site in sites
             if site in found
         }
@@ -464,6 +457,11 @@ def _placed(releases: tuple[bytes, ...], design: Design, *, alike: bool = False)
     return places([(read(data, design), design) for data in releases], alike=alike)
 
 
+@lru_cache(maxsize=8)
+def _beyond(releases: tuple[bytes, ...], design: Design) -> float:
+    return normal_beyond([read(data, design) for data in releases], design)
+
+
 def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str, list[SiteEffects]]:
     """Site to what its releases say, all looked at together; empty where the figures determine nothing."""
     if not releases:
@@ -486,6 +484,7 @@ def _coefficients(
     question: Estimand,
     how: str,
     origin: Origin,
+    beyond: float = 0.0,
 ) -> list[Estimate]:
     """The terms of one site's releases, which are of different persons: by inverse variance."""
     out, n, lost = [], sum(one.n for one in found), found[0].lost
@@ -508,25 +507,12 @@ def _coefficients(
                 vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
-                warnings=_warnings(name, design, question, float(found[0].apart[j]), units),
+                warnings=cautions_of(name, design, question, float(found[0].apart[j]), units, beyond),
                 how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )
         )
     return out
-
-
-def _warnings(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:
-    """Warnings for a covariate's coefficient that is not declared, or whose two figures differ by `apart` per unit."""
-    factor = factor_of(name, design.factors)
-    column = factor.column.name if factor else name
-    if name not in design.spec.declared:
-        return (_UNDECLARED.format(name=column),)
-    if not apart:
-        return ()
-    size = abs(apart * units)
-    far = f"a factor of {math.exp(min(size, 50)):.2f}" if question.scale == "log" else f"{size:.2g}"
-    return (_DENIED.format(name=column, far=far, units=units),)
 
 
 def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share: float, **more: Any) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pytest
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
-from shared.mechanisms.moments.histograms import drawn_together
+from shared.mechanisms.moments.histograms import drawn_together, normal_beyond
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget, StudyPlan, Wave
@@ -157,3 +158,52 @@ def test_a_hospital_whose_figures_deny_each_other_moves_nobody():
     assert {row.yi for row in beside["h0"]} == {None}
     for site in others:
         assert [row.yi for row in beside[site]] == pytest.approx([row.yi for row in without[site]], rel=1e-9)
+
+
+def measured(score):
+    """Eight hospitals of 900 whose score is of that law; the cautions beside their pooled answers, and the share."""
+    small = plan()
+    figures = {}
+    for k in range(8):
+        table = hospital(800 + k, 900)
+        table["score"] = np.clip(score(table, np.random.default_rng(k)), 0, 100)
+        figures[f"h{k}"] = [(small.release.draw(small, small.dictionary.check(table), seeded_rng(k)), len(table))]
+    origins = {site: {"study": "small", "site": site, "wave": 1} for site in figures}
+    found = small.release.together(small, figures, QUESTION, origins=origins)
+    releases = [small.release.release(small, table, n) for ((table, n),) in figures.values()]
+    doubts = [
+        pool_estimates([row for rows in found.values() for row in rows if row.term == term]).doubts
+        for term in ("age/10", "sbp/10")
+    ]
+    return doubts, normal_beyond(releases, small.release.design(small))
+
+
+def test_a_measurement_with_a_long_tail_is_told_beside_every_coefficient():
+    """Weeks off work were answered too near to no effect, in half the width of the records' own, without a word."""
+    doubts, share = measured(lambda table, rng: rng.lognormal(1.4 + 0.1 * (table["age"] - 62) / 10, 1.2))
+    assert 0.05 < share < 0.5
+    for said in doubts:
+        (caution,) = said
+        assert caution.startswith("score is unlike a measurement with normal residuals")
+        assert f"{100 * share:.0f} % would lie beyond its bounds" in caution
+
+
+def test_a_measurement_without_a_tail_carries_no_such_caution():
+    doubts, share = measured(lambda table, rng: table["score"])
+    assert share < 0.01
+    assert doubts == [(), ()]
+
+
+def test_a_study_of_another_outcome_has_no_share_beyond_the_bounds():
+    small = plan()
+    release = replace(small.release, outcome="count")
+    count = Column(name="score", kind="integer", lower=0, upper=100)
+    counted = replace(
+        small,
+        release=release,
+        dictionary=replace(small.dictionary, columns=(count, *small.dictionary.columns[1:])),
+        estimands={"planned": "poisson(score) ~ age/10 + sbp/10"},
+    )
+    table = hospital(1, 900).round({"score": 0})
+    drawn = release.draw(counted, counted.dictionary.check(table), seeded_rng(1))
+    assert normal_beyond([release.release(counted, drawn, 900)], release.design(counted)) == 0
