@@ -65,6 +65,16 @@ LATER_FIGURES = (
 """Records of the tables that belong to neither half."""
 UNSEEN = "zoo_unseen"
 """The record of `tests.benchmarks.zoo_unseen`: tables that the project had never used."""
+FRESH = (
+    "zoo_fresh",
+    "zoo_fresh_again",
+    "zoo_moments_fresh",
+    "zoo_moments_fresh_after",
+    "zoo_moments_fresh_nominal",
+    "zoo_moments_fresh_none",
+    "zoo_tables_fresh",
+)
+"""Those of tables that were picked before any result was seen (`tests.benchmarks.zoo_fresh_page`)."""
 HEART = "zoo_heart"
 """That of `tests.benchmarks.zoo_heart`: four real hospitals."""
 DOUBTS = "zoo_doubts"
@@ -533,7 +543,7 @@ def many_patients() -> str:
 
 def page() -> str:
     """The whole page."""
-    from tests.benchmarks import zoo_doubts_page, zoo_heart_page, zoo_unseen_page
+    from tests.benchmarks import zoo_doubts_page, zoo_fresh_page, zoo_heart_page, zoo_unseen_page
 
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
@@ -572,6 +582,7 @@ def page() -> str:
         later(),
         by_mechanism(LATER_NAMES, own_sites=True),
         zoo_unseen_page.section(),
+        zoo_fresh_page.section(),
         zoo_heart_page.section(),
         "## Declaring every coefficient\n",
         SPREADS,

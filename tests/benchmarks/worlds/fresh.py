@@ -22,7 +22,30 @@ from tests.benchmarks.worlds import HardWorld
 from tests.benchmarks.worlds.others import binary, followed, integer, made, number, years
 from tests.benchmarks.worlds.unseen import grouped, nominal, read, whole
 
-__all__ = ["NAMES", "table"]
+__all__ = ["HARD", "NAMES", "table"]
+
+
+HARD = {
+    "breast": "four parts of 171: receptors and nodes with long tails",
+    "weaning": "weeks at the breast, heaped by the month, nearly all end; five parts of 185",
+    "titanic": "four parts of 260: strong effects, and an interaction that the question does not have",
+    "prenatal": "mothers: a third have twelve visits, care begins in the second month, one in a dozen smokes",
+    "guatemala": "children immunised: factors alone, twelve coefficients of 360; parts are six groups of communities",
+    "leukaemia": "transplants: factors alone, half of the deaths within months and then a plateau of seventeen years",
+    "suicide": "attempts in Shandong: nearly all by hanging end in death; levels of 1 and of 3 in a hundred",
+    "hivtest": "a trial of money for fetching a test: sums at few values and 0; parts are eight groups of villages",
+    "pneumonia": "73 of 3,470 children fall ill, most are followed for twelve months; parts are four regions",
+    "monica": "heart attacks: nearly half die; histories are unknown where the patient died before he was asked",
+    "injury": "injured workers: half are back within four weeks, some stay away for three years; wages skewed",
+    "costs": "their medical costs in dollars: a median of 330, the most two millions",
+    "insured": "Americans with and without health insurance, schooling in seven levels; parts are four regions",
+    "youth": "pupils: days of sport have their modes at 0 and 7; two rare levels; weights have a long tail",
+    "crashes": "occupants of crashed cars: one in twenty-two dies, more than a quarter at the highest of five speeds",
+    "drinks": "drinks on a usual day, never 0, heaped at 6 and 12; parts are four regions of 5,000 to 10,000",
+    "pay": "weekly wages up to thirty times their mean, schooling heaped at 12 and 16; parts are four regions of 7,000",
+}
+"""What is hard about each table, from few rows to many."""
+NAMES = tuple(HARD)
 
 
 def table(name: str) -> HardWorld:
@@ -43,7 +66,7 @@ def _monica() -> HardWorld:
     frame["died"], frame["male"] = _is(frame["outcome"], "dead"), _is(frame["sex"], "m")
     return made(
         "monica",
-        "heart attacks: nearly half die; histories are unknown where the patient died before he was asked",
+        HARD["monica"],
         frame,
         8,
         columns=(
@@ -66,7 +89,7 @@ def _insured() -> HardWorld:
     levels = ("highschool", "bachelor", "none", "other", "master", "ged", "phd")
     return made(
         "insured",
-        "Americans with and without health insurance, schooling in seven levels; parts are four regions",
+        HARD["insured"],
         frame,
         frame["region"],
         columns=(
@@ -87,7 +110,7 @@ def _pneumonia() -> HardWorld:
     frame["ill"] = frame["hospital"]
     return made(
         "pneumonia",
-        "73 of 3,470 children fall ill, most are followed for twelve months; parts are four regions",
+        HARD["pneumonia"],
         frame,
         frame["region"],
         columns=(
@@ -113,7 +136,7 @@ def _crashes() -> HardWorld:
     frame["belted"], frame["bag"] = _is(frame["seatbelt"], "belted"), _is(frame["airbag"], "airbag")
     return made(
         "crashes",
-        "occupants of crashed cars: one in twenty-two dies, a third of those at the highest of five speeds",
+        HARD["crashes"],
         frame,
         12,
         columns=(
@@ -132,7 +155,7 @@ def _pay() -> HardWorld:
     frame["city"], frame["parttime"] = _is(frame["smsa"], "yes"), _is(frame["parttime"], "yes")
     return made(
         "pay",
-        "weekly wages up to forty times their mean, schooling heaped at 12 and 16; parts are four regions of 7,000",
+        HARD["pay"],
         frame,
         frame["region"],
         columns=(integer("education", 0, 20), integer("experience", -5, 70), *binary("black", "city", "parttime")),
@@ -149,7 +172,7 @@ def _suicide() -> HardWorld:
     frame["town"] = frame["Urban"].map({"no": "no", "yes": "yes"}).fillna("unknown")
     return made(
         "suicide",
-        "attempts in Shandong: nearly all by hanging end in death; levels of 1 and of 3 in a hundred",
+        HARD["suicide"],
         frame,
         6,
         columns=(
@@ -175,7 +198,7 @@ def _youth() -> HardWorld:
     frame = whole(frame.dropna(subset=["gender", "race"]), "active", "sleep", "age")
     return made(
         "youth",
-        "pupils: days of sport have their modes at 0 and 7; two rare levels; weights have a long tail",
+        HARD["youth"],
         frame,
         10,
         columns=(
@@ -195,7 +218,7 @@ def _guatemala() -> HardWorld:
     frame["rural"] = _is(frame["rural"], "Y")
     return made(
         "guatemala",
-        "immunised children: factors alone, eleven coefficients of 360 children; parts are six groups of communities",
+        HARD["guatemala"],
         frame,
         grouped(frame["comm"], 6),
         columns=(
@@ -216,7 +239,7 @@ def _prenatal() -> HardWorld:
     frame = whole(frame, "smokes", "monpre", "visits")
     return made(
         "prenatal",
-        "mothers: a third have twelve visits, care begins in the second month, one in a dozen smokes",
+        HARD["prenatal"],
         frame,
         6,
         columns=(integer("mage", 14, 50), *binary("smokes", "black", "male"), integer("monpre", 0, 9)),
@@ -245,7 +268,7 @@ OF_CLAIMANT = "age/10 + male + afchnge + industry + prewage/100"
 def _injury() -> HardWorld:
     return made(
         "injury",
-        "claims of injured workers: half are back within four weeks, some stay away for three years; wages skewed",
+        HARD["injury"],
         _claims(),
         8,
         columns=CLAIMANT,
@@ -257,7 +280,7 @@ def _injury() -> HardWorld:
 def _costs() -> HardWorld:
     return made(
         "costs",
-        "their medical costs in dollars: a median of some hundreds, the most two millions",
+        HARD["costs"],
         _claims(),
         8,
         columns=CLAIMANT,
@@ -275,7 +298,7 @@ def _drinks() -> HardWorld:
     frame["school"] = frame["educ"].map({3: "college", 2: "high", 4: "degree", 1: "none"})
     return made(
         "drinks",
-        "drinks on a usual day, never 0, heaped at 6 and 12; parts are four regions of 5,000 to 10,000",
+        HARD["drinks"],
         frame,
         frame["region"],
         columns=(
@@ -296,7 +319,7 @@ def _hivtest() -> HardWorld:
     frame = whole(frame.dropna(subset=["villnum", "dollars", "km"]), "got", "paid", "age", "positive")
     return made(
         "hivtest",
-        "a trial of money for fetching a test: sums at few values and 0; parts are eight groups of villages",
+        HARD["hivtest"],
         frame,
         grouped(frame["villnum"], 8),
         columns=(
@@ -317,7 +340,7 @@ def _titanic() -> HardWorld:
     frame["age"] = np.floor(frame["age"]).astype(int)
     return made(
         "titanic",
-        "four parts of 260: strong effects, and an interaction that the question does not have",
+        HARD["titanic"],
         frame,
         4,
         columns=(integer("age", 0, 100), *binary("male"), nominal("cabin", "3rd", "1st", "2nd")),
@@ -331,7 +354,7 @@ def _weaning() -> HardWorld:
     frame["race"] = frame["race"].map({1: "white", 2: "black", 3: "other"})
     return made(
         "weaning",
-        "weeks at the breast, heaped by the month, nearly all end; five parts of 185",
+        HARD["weaning"],
         frame,
         5,
         columns=(
@@ -356,7 +379,7 @@ def _breast() -> HardWorld:
     frame["years"] = years(frame["rfstime"])
     return made(
         "breast",
-        "four parts of 171: receptors and nodes with long tails, a fifth of the receptors nearly none",
+        HARD["breast"],
         frame,
         4,
         columns=(
@@ -377,7 +400,7 @@ def _leukaemia() -> HardWorld:
     frame["proph"], frame["years"] = _is(frame["proph"], "yes"), years(frame["srv"])
     return made(
         "leukaemia",
-        "transplants: factors alone, half of the deaths within months and then a plateau of seventeen years",
+        HARD["leukaemia"],
         frame,
         6,
         columns=(
@@ -409,5 +432,3 @@ _MAKE: dict[str, Any] = {
     "drinks": _drinks,
     "pay": _pay,
 }
-NAMES = tuple(_MAKE)
-"""From few rows to many."""
