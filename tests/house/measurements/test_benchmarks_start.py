@@ -15,6 +15,7 @@ import pytest
 
 from tests.benchmarks import smallest, whole
 from tests.benchmarks.record import COMMITTED
+from tests.stage.house import words_read
 
 ZOO = "--half reporting --worlds u_shape --kinds binary --n 300"
 FIGURES = f"zoo_moments {ZOO} --sites 2 --draws 1 --name zoo_moments"
@@ -74,6 +75,26 @@ DEAR = {
     "walks",
 }
 """Whose smallest start takes ten CPU seconds, for a server, a browser or a dozen programs: by `make soak` alone."""
+COUNT = r"\d+"
+BY_HAND = {
+    "cohorts_gap": rf"{COUNT} {COUNT}( --(carry|last|events))?",
+    "discrepancy": COUNT,
+    "extremes": COUNT,
+    "federated": rf"{COUNT} {COUNT}",
+    "grand_attributed": COUNT,
+    "grand_communities": COUNT,
+    "grand_coverage": rf"{COUNT}( \w+( sparse)?)?",
+    "grand_utility": rf"--grid {COUNT}|{COUNT} {COUNT} [\d.]+",
+    "installed_size": r"\w+",
+    "lni_auc": COUNT,
+    "many_releases": rf"{COUNT} {COUNT} \w+",
+    "missing_confounder": COUNT,
+    "network_attributes": "labelled",
+    "network_counts": rf"(reporting|choosing) {COUNT}( --counts)?",
+    "serving_memory": COUNT,
+    "upload_memory": rf"{COUNT} \w+",
+}
+"""Words that those take which have no parser, read from `sys.argv` by place."""
 CASES = [case for name in smallest.commands() if name not in NOT_STARTED for case in GIVEN.get(name, [name])]
 MARKED = [pytest.param(case, marks=pytest.mark.soak) if case.split()[0] in DEAR else case for case in CASES]
 
@@ -109,9 +130,29 @@ def test_who_is_not_started_is_a_command_and_who_is_given_something_too():
 
 
 def test_what_made_a_committed_figure_is_a_command_that_takes_its_options_still():
-    names = smallest.commands()
-    for name, *words in map(str.split, whole.recorded()):
-        assert name in names
-        text = (smallest.HERE / f"{name}.py").read_text()
-        flags = [word.removeprefix("--").replace("-", "[-_]") for word in words if word.startswith("--")]
-        assert [flag for flag in flags if not re.search(rf"\b{flag}\b", text)] == [], name
+    commands = whole.recorded()
+    assert {command.split()[0] for command in commands} <= {*smallest.commands()}
+    parsed = [command for command in commands if has_parser(command.split()[0])]
+    assert len(parsed) > 50
+    assert words_read.refused(parsed) == {}
+    for command in {*commands} - {*parsed}:
+        name, _, words = command.partition(" ")
+        assert re.fullmatch(BY_HAND.get(name, ""), words) or not words, command
+
+
+def test_words_that_a_benchmark_does_not_take_are_found_out():
+    wrong = ["honest --worlds misfit", "load many", "zoo a"]
+    found = words_read.refused([*wrong, "honest --epsilon 1 --world misfit"])
+    assert [*found] == wrong
+    assert all("error: " in said for said in found.values())
+
+
+def test_who_reads_words_by_hand_has_no_parser():
+    for name in BY_HAND:
+        assert "sys.argv" in (smallest.HERE / f"{name}.py").read_text()
+        assert not has_parser(name)
+
+
+def has_parser(name: str) -> bool:
+    """True of a benchmark that reads its words by argparse, by itself or as those that repeat the paper do."""
+    return bool(re.search(r"\.parse_args\(|= asked\(__doc__", (smallest.HERE / f"{name}.py").read_text()))
