@@ -17,12 +17,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
 HERE = Path(__file__).parent
 LIMIT = 300.0
 """Seconds after which a benchmark is stopped."""
+ENDING = 30.0
+"""Seconds that it then has to stop what it has started."""
 PRELOADED = [
     "numpy",
     "pandas",
@@ -55,7 +58,10 @@ def start(command: str, folder: Path) -> tuple[int | None, str]:
     process.join(LIMIT)
     status = process.exitcode
     if status is None:
-        os.killpg(process.pid, signal.SIGKILL)  # and what it had started
+        process.terminate()  # what it has started in other groups, a database for one, only it can stop
+        process.join(ENDING)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and what is left of its own
         process.join()
     return status, log.read_text(errors="replace") if log.exists() else ""
 
