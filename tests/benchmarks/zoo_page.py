@@ -153,7 +153,7 @@ LATENT = (
     "holds the law, %",
     "width",
     "I²",
-    "told, %",
+    "distance holds, %",
     "cautioned: wrong; right",
 )
 
@@ -425,7 +425,7 @@ def bars() -> str:
             ["latent noise, w = 0.8: bias of a pooled coefficient, median / 95th percentile", "≤ 0.4 / ≤ 1.2", bias],
             ["its pooled interval holds the records' answer, %", "≥ 92", share(found, "held", answers(found))],
             ["I² released less real, points, mean", "≤ 10", number(found, "I2_excess", 1)],
-            ["distance told to hold in nine cases of ten does, %", "85 to 95", share(found, "told", answers(found))],
+            ["distance given for nine cases of ten holds, %", "85 to 95", share(found, "told", answers(found))],
             ["right answers that carry a caution, %", "≤ 20", number(found, "right_cautioned", 1)],
             ["wrong answers that carry one", "≥ 80 %", cautioned("zoo", found).partition(";")[0]],
             *_least("latent noise, w = 0.8", _latent_sizes(), {"held": "≥ 92"}),
@@ -459,7 +459,7 @@ def bars() -> str:
             ["equal rows: planted copies that are found, %", "100", share(found, "copies found", of["copies"])],
             ["the same, ten copies in one release, %", "100", share(found, "together found", of["together"])],
         ]
-    return table(("what", "asked", "measured"), rows) + BARS
+    return table(("what", "target", "measured"), rows) + BARS
 
 
 Size = tuple[str, Mapping[str, Any], int]
@@ -489,7 +489,7 @@ def _moments_sizes() -> list[Size]:
     return found
 
 
-WORDS_OF = {"held": "holds the records' answer, %", "told": "distance told holds, %"}
+WORDS_OF = {"held": "holds the records' answer, %", "told": "distance holds, %"}
 
 
 def _least(of: str, sizes: Sequence[Size], asked: Mapping[str, str]) -> list[list[str]]:
@@ -534,7 +534,7 @@ def many_patients() -> str:
         f"Of survival {share(found, 'held', answers(found))} % of the answers hold the records' there, of the other "
         f"outcomes no less than {min(others):.0f} %: coefficients in the world of heavy tails lie far off, and "
         f"{sum('wrong_cautioned=1' in one for one in wrong)} of the {len(wrong)} wrong answers carry a caution.\n"
-        f"No distance is told where more than {MEASURED_TO:,} rows are pooled, "
+        f"No distance is given where more than {MEASURED_TO:,} rows are pooled, "
         "those of sites that were released again aside.\n"
         "That limit was chosen on the answers of this page: the lowest share above, of what is below the limit, is no "
         "evidence for fresh data.\n"
@@ -549,7 +549,7 @@ def page() -> str:
     parts = [
         HEAD,
         f"Settings were chosen on: {tuned}.\n",
-        "## What was asked for\n",
+        "## Targets\n",
         bars(),
         "## Latent noise, by patients, sites and w\n",
         "Posture `local`, outcomes drawn last.\nRows with K = 4 and 12 are of the first 4 and 12 of the 48 sites.\n",
@@ -564,7 +564,7 @@ def page() -> str:
         by_part("zoo_fewer", "kind"),
         "## With outcomes and covariates in one flow\n",
         'Plans signed before have this, and so have those with `training.outcomes = "joint"`.\n'
-        "No distance is told for it; *told* is how often one would have held.\n",
+        "No distance is given for it; *distance holds* is how often one would have held.\n",
         by_part("zoo_joint", "kind"),
         "## Mechanisms that release figures\n",
         by_mechanism(),

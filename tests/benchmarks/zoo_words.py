@@ -17,7 +17,8 @@ coefficient, and the share that hold the coefficient of the law that the worlds 
 share of the records' own intervals that hold the law's).
 * **width**: the interval's width as a multiple of the records'.
 * **I²**: released minus real, in points, mean.
-* **told**: how often the records' coefficient lay within the distance that an answer gives for "nine cases of ten".
+* **distance holds**: how often the records' coefficient lay within the distance that an answer gives \
+for "nine cases of ten".
 * **cautioned**: answers that carry a caution, among those whose interval does not hold the records' coefficient, and \
 among those whose interval does.
   Figures with † were counted before the common dispersion of counts was taken out of the caution \
