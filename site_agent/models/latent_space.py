@@ -274,7 +274,15 @@ class LatentSpace:
         t += 1
         return np.reciprocal(t, out=t)
 
-    def draw(self, latents: Array, key: bytes, names: Sequence[str] | None = None, *, first: int = 0) -> Matrix:
+    def draw(
+        self,
+        latents: Array,
+        key: bytes,
+        names: Sequence[str] | None = None,
+        *,
+        first: int = 0,
+        among: Places | None = None,
+    ) -> Matrix:
         """A network of n nodes: (n, n) sparse, 0 and 1, no loops, symmetric unless directed.
 
         Args:
@@ -282,6 +290,8 @@ class LatentSpace:
             key: 16 to 64 bytes. The same key, names and coordinates draw the same ties.
             names: (n,) different, lasting names of the nodes; their numbers by default.
             first: pairs of nodes before this one are left out: an earlier wave drew them.
+            among: (k,) places of nodes, ascending. The network is of these alone, (k, k), with the ties that they have
+                in the whole one; only these are kept.
         """
         left, right = self._designs(latents)
         return draw_pairs(
@@ -291,6 +301,7 @@ class LatentSpace:
             names,
             directed=self.directed,
             first=first,
+            among=among,
         )
 
 
@@ -378,13 +389,14 @@ def draw_pairs(
     *,
     directed: bool = False,
     first: int = 0,
+    among: Places | None = None,
 ) -> Matrix:
     """Independent ties with the probabilities of a function of two slices, decided by each pair's own keyed number.
 
     Args:
         probability: (rows, columns) float32 of two slices of nodes.
         n: number of nodes.
-        key, names, directed, first: as in :meth:`LatentSpace.draw`.
+        key, names, directed, first, among: as in :meth:`LatentSpace.draw`.
     Raises: ParameterError, for a key of another length or names that are not n different ones.
 
     >>> draw_pairs(lambda i, j: np.ones((i.stop - i.start, j.stop - j.start), np.float32), 3, bytes(16)).toarray()
@@ -400,6 +412,9 @@ def draw_pairs(
     left = _hashed(names, key, b"source" if directed else b"both")
     right = _hashed(names, key, b"target") if directed else left
     found: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+    places = np.arange(n) if among is None else np.full(n, -1)
+    if among is not None:
+        places[among] = np.arange(len(among))
     side = max(1, min(n, 1024))
     high = max(1, _TILE // side)
     # Rows before the first new node meet the new ones alone.
@@ -414,11 +429,14 @@ def draw_pairs(
             keep = row != column if directed else row < column
             if first:
                 keep &= np.maximum(row, column) >= first
-            found.append((row[keep].astype(np.int32), column[keep].astype(np.int32)))
+            if among is not None:  # tile by tile: half of all pairs may be tied
+                keep &= (places[row] >= 0) & (places[column] >= 0)
+            found.append((places[row[keep]].astype(np.int32), places[column[keep]].astype(np.int32)))
     row = np.concatenate([one for one, _ in found]) if found else np.empty(0, np.int32)
     column = np.concatenate([one for _, one in found]) if found else np.empty(0, np.int32)
     found.clear()
-    made = sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=(n, n))
+    size = n if among is None else len(among)
+    made = sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=(size, size))
     return made if directed else sparse.csr_array(made + made.T)
 
 

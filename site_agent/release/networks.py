@@ -370,10 +370,15 @@ class NetworkRelease(Drawing):
         n, m = self.n, len(reference)
         size = min(n, MOST_COMPARED)
 
+        def chosen(n: int, count: int) -> Any:
+            """So many places out of n, ascending; None where they are all."""
+            places = np.sort(draws.permutation(n)[:count])
+            return None if count == n else places
+
         def some(network: Any, count: int) -> dict[str, Any]:
             """Statistics of a network, of so many of its persons."""
-            chosen = np.sort(draws.permutation(network.shape[0])[:count])
-            return node_statistics(simple(network if count == network.shape[0] else network[chosen][:, chosen]))
+            places = chosen(network.shape[0], count)
+            return node_statistics(simple(network if places is None else network[places][:, places]))
 
         real = self._whole[self._own_rows][:, self._own_rows]
         mechanism = self._release.mechanism_of(self.plan, latent=space.d)
@@ -382,22 +387,27 @@ class NetworkRelease(Drawing):
         plain = np.clip(latents, low, high) + draws.laplace(size=latents.shape) * (high - low) * mechanism.scale
 
         def few(z: Any) -> Any:
-            """Persons to draw: of a large network no more than are compared. Plain noise ties half of all pairs."""
+            """Persons to draw: of a large network no more than are compared."""
             return z if n <= LARGE else z[np.sort(draws.permutation(n)[:size])]
 
-        arms = {
-            "released": adjacency(self._sealed, directed=self._release.directed),
-            "without noise": space.draw(few(latents), draws.bytes(32)),
-            "from the held-out alone": space.draw(few(self._into[draws.integers(0, m, n)]), draws.bytes(32)),
-            "plain noise": space.draw(few(plain), draws.bytes(32)),
+        released = adjacency(self._sealed, directed=self._release.directed)
+        made = {
+            "without noise": (few(latents), draws.bytes(32)),
+            "from the held-out alone": (few(self._into[draws.integers(0, m, n)]), draws.bytes(32)),
+            "plain noise": (few(plain), draws.bytes(32)),
         }
         truth = some(real, size)
-        self._densities = _over(arms["released"], real, m)
+        self._densities = _over(released, real, m)
         found: dict[str, dict[str, float]] = {}
-        for place, (arm, network) in enumerate(arms.items()):
-            for statistic, distance in compare(some(network, size), truth).items():
+        for place, arm in enumerate(("released", *made)):
+            if arm == "released":
+                statistics = some(released, size)
+            else:  # drawn of those alone who are compared: plain noise ties half of all pairs
+                z, key = made[arm]
+                statistics = node_statistics(simple(space.draw(z, key, among=chosen(len(z), size))))
+            for statistic, distance in compare(statistics, truth).items():
                 found.setdefault(statistic, {})[arm] = float(f"{distance:.4g}")
-            progress((place + 1) / (len(arms) + 1))
+            progress((place + 1) / (2 + len(made)))
         # Two parts of the real network: what no release can be nearer than, but by chance.
         both = min(size, self._held.shape[0])
         for statistic, distance in compare(some(self._held, both), some(real, both)).items():

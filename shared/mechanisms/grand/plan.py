@@ -366,9 +366,10 @@ class GrandPlan(Answering):
         """As of `MechanismPlan`."""
         # Every pair of persons is gone through to draw; to fit, and for the steward's figures, up to 10,000 held out.
         large = plan.holdout * n > 10_000
+        compared = min((1 - plan.holdout) * n, 2000)  # at most; of those half of all pairs are tied by plain noise
         return Effort(
             seconds=0.7 + (1.6e-3 * n + 5e-9 * n**2 if large else 1.15e-3 * n + 3e-8 * n**2),
-            memory_mb=240 + (5e-3 * n if large else 2.6e-6 * n**2),
+            memory_mb=240 + 5e-3 * n if large else 225 + 2.7e-5 * compared**2 + 2e-3 * n,
             bundle_mb=0.0145 + 7.3e-6 * n,
         )
 

@@ -299,3 +299,19 @@ def test_taking_away_the_spread_of_estimates_keeps_what_lies_between_known_group
     assert within(apart) == pytest.approx(0.3, abs=0.15)
     # Of one group it is what it was.
     np.testing.assert_allclose(fitted.deconvolved(0 * group), alike, atol=1e-9)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("first", [0, 700])
+def test_a_network_of_some_nodes_has_the_ties_that_these_have_in_the_whole_one(directed, first):
+    n, rng = 1500, np.random.default_rng(3)
+    places = rng.normal(size=(n, 2)).astype(np.float32)
+    some = np.sort(rng.permutation(n)[:200])
+
+    def near(i, j):
+        return 1 / (1 + np.exp(-places[i] @ places[j].T))
+
+    drawn = [draw_pairs(near, n, KEY, directed=directed, first=first, among=among) for among in (None, some)]
+    assert drawn[1].shape == (200, 200)
+    assert drawn[1].nnz > 100
+    assert (drawn[0][some][:, some] != drawn[1]).nnz == 0

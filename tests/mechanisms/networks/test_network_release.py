@@ -245,6 +245,33 @@ def test_of_a_large_network_no_more_persons_are_drawn_for_the_steward_than_are_c
     }
 
 
+def test_what_is_compared_is_drawn_of_those_alone_and_is_the_same_to_the_last_bit(study, ward, monkeypatch):
+    """Of 8,000 released persons plain noise ties 16 million pairs: the whole network took half a gigabyte."""
+    from site_agent.models.latent_space import LatentSpace
+    from site_agent.release import networks
+
+    drawn, draw = [], LatentSpace.draw
+
+    def whole(self, latents, key, names=None, *, among=None, **given):
+        network = draw(self, latents, key, names, **given)
+        return network if among is None else network[among][:, among]
+
+    def kept(self, latents, key, names=None, *, among=None, **given):
+        network = draw(self, latents, key, names, among=among, **given)
+        drawn.append((len(latents), network.shape[0]))
+        return network
+
+    monkeypatch.setattr(networks, "MOST_COMPARED", 50)
+    found = []
+    for name, drawing in (("whole", whole), ("kept", kept)):
+        with monkeypatch.context() as patch:
+            patch.setattr(LatentSpace, "draw", drawing)
+            found.append(ward.release(study, ward.site(name), seed=3).audit["utility"])
+    assert found[0] == found[1]
+    assert [size for _, size in drawn[-3:]] == [50, 50, 50]
+    assert all(n > 50 for n, _ in drawn[-3:])
+
+
 def read_records(ward: Ward, plan: StudyPlan) -> records.Records:
     return records.read(ward.source, plan.dictionary, key=KEY, rules=plan.release.edges)
 
