@@ -70,6 +70,7 @@ FRESH = (
     "zoo_fresh_again",
     "zoo_moments_fresh",
     "zoo_moments_fresh_after",
+    "zoo_moments_fresh_levels",
     "zoo_moments_fresh_nominal",
     "zoo_moments_fresh_none",
     "zoo_tables_fresh",

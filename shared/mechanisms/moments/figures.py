@@ -44,6 +44,13 @@ _SKEWED = (
     "than their intervals say: with a tail, too near to none, in an interval narrower than the records' own. Plan it "
     "as a count, as its logarithm or in bands, or a mechanism that keeps rows."
 )
+_OVERLAPPING = (
+    "The planned model lets a person be at several levels of {name} at once, and counts such a person's outcome at "
+    "each. So the first level, {first}, seems to have {more} outcomes than it has, and effects of the others are drawn "
+    "towards it: by the fitted figures of all sites {term} comes out too {low}, by roughly a factor of {far}, of which "
+    "its interval counts nothing. Plan noisy tables, or {name} with fewer levels or with a first level that has more "
+    "events, and see whether the answer stays."
+)
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
 out. Worlds that settings are chosen by are far above it, or have next to none."""
@@ -141,7 +148,7 @@ def _of_two(term: str, dictionary: Dictionary) -> str:
 
 
 def cautions_of(
-    name: str, design: Design, question: Estimand, apart: float, units: float, beyond: float
+    name: str, design: Design, question: Estimand, apart: float, units: float, beyond: float, overlap: float
 ) -> tuple[str, ...]:
     """Cautions on a covariate's coefficient.
 
@@ -150,9 +157,22 @@ def cautions_of(
         apart: how far its two figures differ, per unit; 0 where chance may do that.
         units: for which the coefficient is told.
         beyond: as of `histograms.normal_beyond`.
+        overlap: what it lacks because levels overlap; 0 where that is small.
     """
-    own = _of_coefficient(name, design, question, apart, units)
-    return own if beyond < _BEYOND else (*own, _SKEWED.format(name=design.response.name, share=100 * beyond))
+    found = _of_coefficient(name, design, question, apart, units)
+    if overlap:
+        found += (_of_levels(name, design, overlap),)
+    if beyond >= _BEYOND:
+        found += (_SKEWED.format(name=design.response.name, share=100 * beyond),)
+    return found
+
+
+def _of_levels(name: str, design: Design, overlap: float) -> str:
+    """Of the levels of a factor, which overlap."""
+    column = next(factor.column for factor in design.factors if name in factor.names)
+    more, low = ("more", "low") if overlap > 0 else ("fewer", "high")
+    words = {"more": more, "low": low, "far": f"{math.exp(min(abs(overlap), 50)):.2f}"}
+    return _OVERLAPPING.format(name=column.name, first=column.levels[0], term=in_words(name, design.factors), **words)
 
 
 def _of_coefficient(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:

@@ -498,6 +498,7 @@ def _coefficients(
         sampling, privacy = np.array([(one.sampling[j], one.privacy[j]) for one in found]).T
         weights = 1 / (sampling + privacy)
         weights /= weights.sum()
+        apart, overlap = float(found[0].apart[j]), float(found[0].overlap[j])
         out.append(
             Estimate(
                 term=label,
@@ -507,7 +508,7 @@ def _coefficients(
                 vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
-                warnings=cautions_of(name, design, question, float(found[0].apart[j]), units, beyond),
+                warnings=cautions_of(name, design, question, apart, units, beyond, overlap),
                 how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from stage.mechanisms.moments_factors import AGE, DIED, STAGE, N, plan_of, recor
 
 from coordinator.answers.waves import draft
 from coordinator.planning.review import review
+from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.errors import PlanRefusal
 from shared.estimands.answer import estimate, parse_estimand
@@ -104,6 +106,73 @@ def test_plan_check_says_which_level_stands_first(plan):
     [(detail, fix)] = plan.release.doubtful(plan)
     assert detail.startswith("stage with a column of its own")
     assert "level first that most persons" in fix
+
+
+SPEED = Column(name="stage", kind="nominal", levels=("10-24", "25-39", "40-54", "55+", "unknown"))
+
+
+def effects_of_levels(shares, risks):
+    """Three hospitals at next to no noise: each level but the first to what was pooled and the records' effect."""
+    plan = plan_of((SPEED, AGE, DIED), epsilon=30.0, declared=["age", "stage"])
+    question, levels = parse_estimand("logistic(died) ~ age/10 + stage"), {"stage": SPEED.levels}
+    figures, real = {}, []
+    for k in range(3):
+        rng = np.random.default_rng(k)
+        code = rng.choice(5, N, p=shares)
+        died = (rng.random(N) < np.array(risks)[code]).astype(int)
+        speed, age = np.array(SPEED.levels, dtype=object)[code], np.clip(rng.normal(60, 10, N), 20, 100).round(1)
+        table = pd.DataFrame({"stage": speed, "age": age, "died": died})
+        figures[f"s{k}"] = [(plan.release.draw(plan, plan.dictionary.check(table), seeded_rng(k)), N)]
+        real += estimate(table, question, study="trial", site=f"s{k}", wave=1, levels=levels)
+    answer = plan.release.together(plan, figures, question, origins=origins(figures))
+    found = {}
+    for term in [f"stage[{level}]" for level in SPEED.levels[1:]]:
+        ours, theirs = (
+            pool_estimates([row for row in rows if row.term == term])
+            for rows in ([row for rows in answer.values() for row in rows], real)
+        )
+        found[term] = (ours, theirs.beta)
+    assert not any(row.warnings for rows in answer.values() for row in rows if row.term == "age/10")
+    return found
+
+
+def said(term, caution):
+    """Direction and size that the caution about overlapping levels gives a level, and what it says of the first."""
+    level = re.escape(term.removeprefix("stage[").removesuffix("]"))
+    direction, far = re.search(
+        rf"stage = {level} comes out too (\w+), by roughly a factor of ([\d.]+),", caution
+    ).groups()
+    return direction, math.log(float(far)), re.search(r"first level, 10-24, seems to have (\w+) outcomes", caution)[1]
+
+
+def test_levels_that_overlap_are_said_to_draw_effects_towards_a_first_level_of_few_outcomes():
+    """Deaths by speed were answered too low at every epsilon, without a word: few die at the first of five speeds."""
+    away = []
+    for term, (ours, real) in effects_of_levels([0.52, 0.3, 0.09, 0.05, 0.04], [0.01, 0.05, 0.2, 0.4, 0.3]).items():
+        (caution,) = ours.doubts
+        assert caution.startswith("The planned model lets a person be at several levels of stage at once")
+        direction, far, first = said(term, caution)
+        assert (direction, first) == ("low", "more")
+        assert far > ours.se / 2
+        away.append(real - ours.beta)
+        assert away[-1] > ours.se
+    assert 0.4 < np.mean(away) / far < 2.5
+
+
+def test_levels_that_overlap_are_said_to_raise_effects_against_a_first_level_of_many_outcomes():
+    away = []
+    for term, (ours, real) in effects_of_levels([0.1, 0.35, 0.25, 0.2, 0.1], [0.6, 0.05, 0.08, 0.05, 0.08]).items():
+        (caution,) = [one for one in ours.doubts if "at several levels" in one]
+        direction, far, first = said(term, caution)
+        assert (direction, first) == ("high", "fewer")
+        away.append(ours.beta - real)
+        assert away[-1] > ours.se
+    assert 0.4 < np.mean(away) / far < 2.5
+
+
+def test_levels_that_overlap_matter_to_nobody_where_outcomes_are_as_frequent_in_each():
+    for ours, _ in effects_of_levels([0.52, 0.3, 0.09, 0.05, 0.04], [0.2, 0.21, 0.2, 0.19, 0.2]).values():
+        assert ours.doubts == ()
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(15, False), (16, True)])
