@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from coordinator.pooling.cautions import DENIED, denial
 from coordinator.pooling.gaps import Gap, released_flow, reperturbed
 from shared.errors import Refusal
 from shared.estimands.answer import Estimand
 from shared.mechanisms.kinds import kind
 
 if TYPE_CHECKING:
+    from coordinator.pooling.pool import PooledResult
     from coordinator.store.store import Store
     from shared.plans.federated import FederatedFlow
 from coordinator.answers.release_selection import ReleaseSelection, rows_of
@@ -36,11 +38,12 @@ def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
     return out
 
 
-def unknown_gap(held: ReleaseSelection, known: Collection[str]) -> str:
+def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledResult) -> str:
     """Reason why the gap is unknown at sites of released rows not in `known`; empty where it can be estimated.
 
     The gap counts the release's noise, which falls with the number of rows. The flow's own error does not, and from
-    `MEASURED_TO` rows on it was seen to exceed the stated distance too often.
+    `MEASURED_TO` rows on it was seen to exceed the stated distance too often. So it was where rows deny the model: few
+    of them decide such an answer, and a flow draws these worst.
     """
     drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
     drawn = {site: receipt for site, receipt in drawn.items() if kind(receipt.mechanism).draws_rows}
@@ -51,9 +54,13 @@ def unknown_gap(held: ReleaseSelection, known: Collection[str]) -> str:
     if joint:
         return _UNTOLD.format(f"the flow of {', '.join(joint)} draws outcomes together with covariates")
     rows = sum(part.receipt.n for site in drawn for part in held.parts[site])
-    return (
-        _UNTOLD.format(f"{rows:,} rows are pooled, and no flow was seen to be so exact") if rows > MEASURED_TO else ""
-    )
+    if rows > MEASURED_TO:
+        return _UNTOLD.format(f"{rows:,} rows are pooled, and no flow was seen to be so exact")
+    if drawn and denial(result) >= DENIED:
+        return _UNTOLD.format(
+            f"the rows deny the model behind {result.term}, and a flow draws worst the few that decide"
+        )
+    return ""
 
 
 _UNTOLD = (

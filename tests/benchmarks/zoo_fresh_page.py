@@ -191,11 +191,10 @@ asks for, and were missed in one of two draws with next to no noise.
   A model whose levels exclude each other would mend it; older releases would have to be read without.
 - **Wages** through latent noise: every interval holds, but of the distances that are told too few do, and twelve \
 draws show a bias that is no noise: towards none at w = 0.8.
-  Most of these answers carry the caution that their rows deny the model, which is no reason for the distance to be \
-withheld.
+  Most of these answers carry the caution that their rows deny the model, which was no reason for the distance to be \
+withheld; it is one [since](#how-far-the-records-are-where-rows-deny-the-model).
   Released wages come near to 0, where no record is: the law of a measurement adds residuals where wages multiply \
-them, which may be why.
-  Nothing was changed.
+them, which may be why; no answer was changed.
 - An interval may be narrower than the records' own where a level is so rare that some sites have no event in it \
 (1–9 km/h, an unknown place): the records' pooled answer leaves such sites out, the released one does not.
 - Counts that begin at 1 (drinks) are refused by noisy moments before anything is charged.

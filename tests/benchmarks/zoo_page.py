@@ -544,7 +544,7 @@ def many_patients() -> str:
 
 def page() -> str:
     """The whole page."""
-    from tests.benchmarks import zoo_doubts_page, zoo_fresh_page, zoo_heart_page, zoo_unseen_page
+    from tests.benchmarks import zoo_denied_page, zoo_doubts_page, zoo_fresh_page, zoo_heart_page, zoo_unseen_page
 
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
@@ -603,6 +603,7 @@ def page() -> str:
         "## What a caution can catch\n",
         CATCH,
         by_reach(),
+        zoo_denied_page.section(),
         zoo_doubts_page.section(),
         WORDS,
         many_patients(),

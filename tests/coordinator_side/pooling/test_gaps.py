@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.answers.record_gap import MEASURED_TO, unknown_gap
+from coordinator.pooling.cautions import DENIED
 from coordinator.pooling.gaps import Gap, gap, pooled_gap, reperturbed
 from coordinator.pooling.intervals import Draw, kept_shares, with_release_variance
 from coordinator.pooling.pool import pool_estimates
@@ -209,14 +210,48 @@ def released(*rows, mechanism="latent_noise", posture="local", outcomes_last=1.0
     return SimpleNamespace(parts={f"s{k}": [SimpleNamespace(receipt=one)] for k, one in enumerate(receipts)})
 
 
+def pooled(sandwich=None):
+    """A pool of two sites whose rows vary so many times as much as their model says."""
+    rows = [
+        Estimate(
+            study="s",
+            site=f"s{k}",
+            wave=1,
+            term="x",
+            yi=0.4,
+            vi_sampling=0.01,
+            vi_privacy=0.005,
+            vi_naive=0.01,
+            vi_sandwich=sandwich and 0.01 * sandwich,
+            n=500,
+        )
+        for k in range(2)
+    ]
+    return pool_estimates(rows)
+
+
 def test_no_distance_is_told_of_more_rows_than_it_was_seen_to_hold_for():
     half = MEASURED_TO // 2
-    assert unknown_gap(released(half, half), ()) == ""
-    assert "100,001 rows are pooled" in unknown_gap(released(half, half + 1), ())
-    assert unknown_gap(released(half, half + 1), ("s1",)) == ""  # released again: what the flow takes away is known
-    assert unknown_gap(released(10**6, mechanism="tables"), ()) == ""
+    assert unknown_gap(released(half, half), (), pooled()) == ""
+    assert "100,001 rows are pooled" in unknown_gap(released(half, half + 1), (), pooled())
+    assert (
+        unknown_gap(released(half, half + 1), ("s1",), pooled()) == ""
+    )  # released again: what the flow takes away is known
+    assert unknown_gap(released(10**6, mechanism="tables"), (), pooled()) == ""
 
 
 def test_no_distance_is_told_of_flows_that_draw_outcomes_with_covariates_or_saw_no_record_as_it_is():
-    assert "draws outcomes together" in unknown_gap(released(500, outcomes_last=0.0), ())
-    assert "was not fitted on the records" in unknown_gap(released(500, posture="public"), ())
+    assert "draws outcomes together" in unknown_gap(released(500, outcomes_last=0.0), (), pooled())
+    assert "was not fitted on the records" in unknown_gap(released(500, posture="public"), (), pooled())
+
+
+def test_no_distance_is_told_where_the_rows_deny_the_model():
+    """Of wages half of such distances held, and on all worlds fewer than elsewhere: a flow draws such rows worst."""
+    two, doubted, well = released(500, 500), pooled(DENIED + 0.01), pooled(DENIED - 0.01)
+    (caution,) = doubted.doubts
+    assert "deny the model behind x" in caution
+    assert "not known: the rows deny the model behind x" in unknown_gap(two, (), doubted)
+    assert well.doubts == ()
+    assert unknown_gap(two, (), well) == ""
+    assert unknown_gap(two, ("s0", "s1"), doubted) == ""  # released again: what the flow does to such rows is known
+    assert unknown_gap(released(500, mechanism="tables"), (), doubted) == ""
