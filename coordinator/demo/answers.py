@@ -182,9 +182,12 @@ def show(answers: Mapping[str, DemoAnswer], play: Play, out: Path, seconds: floa
         for at, line in lines.items()
     }
     last, prices = raised("ε", priced)
+    # A narrow terminal breaks labels and prices between their words, and no number within itself.
+    broken = {"tables": [label for _, label in lines], last: list(prices.values())}
+    words = {heading: max(len(word) for text in texts for word in text.split()) for heading, texts in broken.items()}
     for heading in ("question", "tables", "estimate", "95 % interval", "gap", "I²", last):
         justify: Literal["left", "right"] = "left" if heading in ("question", "tables") else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading != last)
+        table.add_column(heading, justify=justify, no_wrap=heading not in words, min_width=words.get(heading))
     for key, answer in answers.items():
         for label in answer.arms:
             line = lines[key, label]

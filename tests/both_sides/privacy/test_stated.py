@@ -201,7 +201,7 @@ def test_no_number_is_stated_for_them_anywhere_at_the_coordinator(tmp_path, caps
     assert shown(Told(None, "cvd").show).count(OPEN) == 2
 
 
-def test_the_demo_shows_them_without_a_number_and_the_others_with_their_condition(tmp_path, capsys):
+def test_the_demo_shows_them_without_a_number_and_the_others_with_their_condition(tmp_path, capsys, monkeypatch):
     authority = Authority.create(tmp_path, coordinator="tributary-hub", names=("localhost",))
     lead, plan = SigningKey.generate(), cohort_plan()
     with closing(Store.open(tmp_path)) as store:
@@ -245,6 +245,13 @@ def test_the_demo_shows_them_without_a_number_and_the_others_with_their_conditio
     assert "not bounded" in table
     assert "…" not in table
     assert not re.search(r"\b0 *$", table, flags=re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "84")
+    long = {**answer.arms, "noisy moments, pressure declared": told.result}
+    others = {**answer.others, "noisy moments, pressure declared": prices}
+    answers.show({"unadjusted": replace(answer, arms=long, others=others)}, shown_play, tmp_path, 1.0)
+    narrow = capsys.readouterr().out.split("gap: to the real records")[0]
+    assert number in narrow
+    assert "…" not in narrow
 
 
 def test_a_flow_that_was_fitted_on_nobody_released_keeps_its_true_zero():
