@@ -47,7 +47,7 @@ class SumCoordinator:
         self._total: NDArray[np.int64] | None = None
 
     def take_offer(self, offer: KeyOffer) -> None:
-        """A site's keys. Raises: SignatureRefusal, ReplayRefusal (a second one, or too late)."""
+        """A site's keys. Raises: SignatureRefusal, IntegrityRefusal (a weak one), ReplayRefusal (again, or late)."""
         offer.require(self.terms)
         self._first(offer.sender, self._offers, late=self._roster is not None)
         self._offers[offer.sender] = offer

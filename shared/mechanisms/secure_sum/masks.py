@@ -21,11 +21,24 @@ from numpy.typing import NDArray
 from shared.errors import IntegrityRefusal
 from shared.mechanisms.secure_sum.terms import SumTerms
 
-__all__ = ["SECRET", "Words", "combined", "commitment", "mask", "opened", "pair_mask", "sealed", "shares_of"]
+__all__ = [
+    "SECRET",
+    "Words",
+    "combined",
+    "commitment",
+    "mask",
+    "opened",
+    "pair_mask",
+    "require_full",
+    "sealed",
+    "shares_of",
+]
 
 Words = NDArray[np.uint64]
 SECRET = 32
 """Bytes of a secret, and of a share of it."""
+_ANY = X25519PrivateKey.from_private_bytes(bytes(SECRET))
+"""A private key for trying public ones: every private key is a multiple of 8, so that all fail with the same points."""
 
 
 def mask(secret: bytes, count: int) -> Words:
@@ -78,12 +91,24 @@ def opened(own: X25519PrivateKey, public: bytes, way: tuple[int, int], box: byte
 
 
 def _agreed(own: X25519PrivateKey, public: bytes, use: bytes, way: tuple[int, int], terms: SumTerms) -> bytes:
-    try:
-        secret = own.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # a point of small order, with which anybody would know the secret
-        raise IntegrityRefusal("a site's key of a sum must be a full point", given="one of small order") from None
+    secret = _exchanged(own, public)
     info = b"tributary secure sum " + use + bytes(way) + terms.digest
     return HKDF(algorithm=hashes.SHA256(), length=SECRET, salt=None, info=info).derive(secret)
+
+
+def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise IntegrityRefusal("a site's key of a sum must be a full point", given="one of small order") from None
+
+
+def require_full(public: bytes) -> None:
+    """Refuse a key with which anybody would know the secret: its exchange with any other key gives zeros.
+
+    Raises: IntegrityRefusal: a key of small order.
+    """
+    _exchanged(_ANY, public)
 
 
 def shares_of(secret: bytes, terms: SumTerms) -> list[bytes]:

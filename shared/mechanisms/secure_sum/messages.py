@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import IntegrityRefusal, ReplayRefusal, SchemaRefusal, SignatureRefusal
+from shared.mechanisms.secure_sum.masks import require_full
 from shared.mechanisms.secure_sum.terms import SumTerms
 
 __all__ = [
@@ -130,8 +131,10 @@ class KeyOffer(_Message):
         return Envelope.encoding("application/vnd.tributary.sum-offer+json", canonical_json(body))
 
     def require(self, terms: SumTerms) -> None:
-        """Raises: SignatureRefusal, unless the key of that member signed it for this sum."""
+        """Raises: SignatureRefusal (not by the key of that member, for this sum), IntegrityRefusal (of small order)."""
         _verified(terms, self.sender, self.signature, self._said(terms))
+        for public in (self.cipher, self.mask):
+            require_full(public)
 
     @classmethod
     def of(cls, body: Mapping[str, Any], terms: SumTerms) -> KeyOffer:

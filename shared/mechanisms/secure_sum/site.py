@@ -90,13 +90,12 @@ class SumSite:
             offer.require(self.terms)
         seeds = shares_of(self._seed, self.terms)
         keys = shares_of(self._masks.private_bytes_raw(), self.terms)
-        boxes = {}
-        for site, offer in sorted(offers.items()):
-            text = seeds[site] + keys[site]
-            if site == self.place:
-                self._held[site] = text
-            else:
-                boxes[site] = sealed(self._cipher, offer.cipher, (self.place, site), text, self.terms)
+        boxes = {
+            site: sealed(self._cipher, offer.cipher, (self.place, site), seeds[site] + keys[site], self.terms)
+            for site, offer in sorted(offers.items())
+            if site != self.place
+        }
+        self._held = {self.place: seeds[self.place] + keys[self.place]}
         self._offers = offers
         self._step += 1
         return SealedShares(site=self.place, boxes=boxes)
@@ -132,11 +131,12 @@ class SumSite:
         most = self.terms.largest / self.terms.grid
         if ((steps > most) | (steps < -most)).any():  # the least int64 has no absolute value
             raise ParameterError("the numbers must be within the terms' largest", given="more")
-        self._step += 1
-        words = (steps + noise_share(self.terms, noise)).astype(np.uint64) + mask(self._seed, self.terms.coordinates)
+        masks = mask(self._seed, self.terms.coordinates)
         for site, offer in self._offers.items():
             if site != self.place:
-                words = words + pair_mask(self._masks, self.place, (site, offer.mask), self.terms)
+                masks = masks + pair_mask(self._masks, self.place, (site, offer.mask), self.terms)
+        self._step += 1
+        words = (steps + noise_share(self.terms, noise)).astype(np.uint64) + masks
         return MaskedValue(sender=self.place, words=words.astype("<u8").tobytes())
 
     def require_members(self, agreement: Agreement) -> None:

@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from scipy import optimize, stats
 from stage.mechanisms.ring import KEYS, LOST, STEPS, TOLD, K, Ring, terms_of
 
@@ -17,8 +18,9 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal, ParameterError, Refusal, ReplayRefusal, SchemaRefusal, StateRefusal
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
-from shared.mechanisms.secure_sum.masks import combined, mask, pair_mask, shares_of
+from shared.mechanisms.secure_sum.masks import combined, mask, pair_mask, require_full, shares_of
 from shared.mechanisms.secure_sum.messages import (
+    BOX,
     Agreement,
     KeyOffer,
     Lists,
@@ -255,13 +257,90 @@ def test_keys_of_the_coordinator_s_own_are_refused():
         ring.sites[0].seal(Roster(offers=offers[:9]))
 
 
-def test_a_point_of_small_order_is_no_key():
-    terms = terms_of()
-    ring = Ring(terms).until("offer")
-    weak = KeyOffer.signed(terms, 3, (bytes(32), bytes(32), bytes(32)), KEYS[3])
-    offers = ring.coordinator.roster().offers
+SMALL = [
+    "00" * 32,
+    "01" + "00" * 31,
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+    "ec" + "ff" * 30 + "7f",
+    "ed" + "ff" * 30 + "7f",
+    "ee" + "ff" * 30 + "7f",
+]
+"""Every key of small order, by its u as RFC 7748 encodes it: 0, 1, two of order 8, -1; p and p + 1 are 0 and 1."""
+
+
+def weak_offer(ring, use, point=SMALL[0]):
+    """Site 3's offer, signed by itself, with a point of small order as one of its keys."""
+    made = ring.sites[3].offer()
+    public = {"cipher": made.cipher, "mask": made.mask} | {use: bytes.fromhex(point)}
+    return KeyOffer.signed(ring.terms, 3, (*public.values(), made.commitment), KEYS[3])
+
+
+@pytest.mark.parametrize("use", ["cipher", "mask"])
+def test_an_offer_with_a_point_of_small_order_is_dropped_and_the_others_go_on(use):
+    ring = Ring(terms_of(), lost={3: "offer"})
     with pytest.raises(IntegrityRefusal, match="full point"):
-        ring.sites[0].seal(Roster(offers=(*offers[:3], weak, *offers[4:])))
+        ring.coordinator.take_offer(weak_offer(ring, use))
+    ring.until("opening")
+    assert 3 not in ring.coordinator.survivors().sites
+    assert (ring.coordinator.total() == ring.expected()).all()
+
+
+@pytest.mark.parametrize("use", ["cipher", "mask"])
+def test_a_site_that_is_given_a_point_of_small_order_refuses_before_it_has_changed_anything(use):
+    ring = Ring(terms_of(), lost={3: "offer"})
+    weak = weak_offer(ring, use)
+    ring.until("offer")
+    for k in ring.living("shares"):
+        with pytest.raises(IntegrityRefusal, match="full point"):
+            ring.sites[k].seal(Roster(offers=(*ring.coordinator.roster().offers, weak)))
+        assert not ring.sites[k]._held
+        ring.coordinator.take_shares(ring.sites[k].seal(ring.coordinator.roster()))
+    c = ring.coordinator
+    assert {ring.sites[k].join(c.boxes_for(k)).digest for k in ring.living("members")} == {c.members_digest}
+
+
+@pytest.mark.parametrize("point", SMALL)
+def test_each_point_of_small_order_is_found_by_whichever_private_key(point):
+    with pytest.raises(IntegrityRefusal, match="full point"):
+        require_full(bytes.fromhex(point))
+    for _ in range(20):
+        own = X25519PrivateKey.generate()
+        with pytest.raises(ValueError, match="computing shared key"):
+            own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(point)))
+        require_full(own.public_key().public_bytes_raw())
+
+
+def test_numbers_that_cannot_be_masked_draw_no_noise_and_may_be_masked_again():
+    ring = Ring(terms_of()).until("members")
+    site, c = ring.sites[0], ring.coordinator
+    agreed, honest = c.agreement(Lists.MEMBERS), site._offers[3]
+    site._offers[3] = dataclasses.replace(honest, mask=bytes(32))
+    with pytest.raises(IntegrityRefusal, match="full point"):
+        site.mask(agreed, ring.values[0], ring.noise[0])
+    site._offers[3] = honest
+    for k, one in ring.sites.items():
+        c.take_masked(one.mask(agreed, ring.values[k], ring.noise[k]))
+    for one in ring.sites.values():
+        c.take_assent(one.agree(c.survivors()))
+    for one in ring.sites.values():
+        c.take_opening(one.open(c.agreement(Lists.SURVIVORS)))
+    assert (c.total() == ring.expected()).all(), "with the noise that would have been drawn at first"
+
+
+def test_one_site_s_boxes_that_do_not_open_end_the_sum_and_each_refusal_names_it():
+    """Written down in docs/threat-model.md as not defended."""
+    ring = Ring(terms_of()).until("offer")
+    c = ring.coordinator
+    for k, site in ring.sites.items():
+        made = site.seal(c.roster())
+        c.take_shares(dataclasses.replace(made, boxes={j: os.urandom(BOX) for j in made.boxes}) if k == 3 else made)
+    for k, site in ring.sites.items():
+        if k != 3:
+            with pytest.raises(IntegrityRefusal, match="site 3's does not"):
+                site.join(c.boxes_for(k))
+    with pytest.raises(StateRefusal, match="10 of 12 sites must sign the members"):
+        c.agreement(Lists.MEMBERS)
 
 
 def test_boxes_are_for_one_site_and_whole():

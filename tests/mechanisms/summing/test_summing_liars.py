@@ -61,14 +61,18 @@ def test_what_is_no_message_of_that_site_in_that_step_is_not_taken_and_another_a
         sent(stage, "north", order, replace(level, events=81.0).to_bytes(terms))
 
 
-def test_a_site_whose_keys_another_signed_is_lost_and_the_others_go_on(stage, monkeypatch):
+@pytest.mark.parametrize("lie", ["signed by another", "a weak key for shares", "a weak key for masks"])
+def test_a_site_whose_keys_are_none_of_its_own_or_weak_is_lost_and_the_others_go_on(stage, monkeypatch, lie):
     stranger, make = SigningKey.generate(), SumSite.offer
 
     def offer(site):
         honest = make(site)
         if site.place != 0:
             return honest
-        return KeyOffer.signed(site.terms, 0, (os.urandom(32), os.urandom(32), bytes(32)), stranger)
+        cipher = bytes(32) if lie == "a weak key for shares" else os.urandom(32)
+        masks = bytes(32) if lie == "a weak key for masks" else os.urandom(32)
+        key = stranger if lie == "signed by another" else site._key
+        return KeyOffer.signed(site.terms, 0, (cipher, masks, bytes(32)), key)
 
     monkeypatch.setattr(SumSite, "offer", offer)
     opened = stage.whole(ended=["east"])
