@@ -416,6 +416,9 @@ def by_chance(width: float) -> float:
     return math.erfc(1.96 * width / math.sqrt(2 * (width**2 - 1))) if width > 1 else 0.0
 
 
+FRESH_AT = "seventeen-tables-that-were-picked-before-any-result-was-seen"
+
+
 def bars() -> str:
     """What was asked for, beside what is measured; of no record that is not there."""
     rows = []
@@ -452,6 +455,7 @@ def bars() -> str:
             if key.startswith("world=")
         ]
         rows += _least("the same, by world, n = 2,000, K = 12", worlds_, {"held": "≥ 92"})
+    rows += _fresh_bars()
     if record := results("equal_rows"):
         of, found = record["all"], {name: 100 * part for name, part in record["shares"].items()}
         harmless = f"{number(found, 'refused')}: {of['refused']} of {of['releases']:,}"
@@ -461,6 +465,29 @@ def bars() -> str:
             ["the same, ten copies in one release, %", "100", share(found, "together found", of["together"])],
         ]
     return table(("what", "target", "measured"), rows) + BARS
+
+
+def _fresh_bars() -> list[list[str]]:
+    """Of the tables that were picked before any result was seen."""
+    rows = []
+    named = {
+        "zoo_fresh": ("w=0.8", "latent noise, w = 0.8"),
+        "zoo_tables_fresh": ("epsilon=1", "noisy tables, ε = 1, seven models"),
+    }
+    named["zoo_moments_fresh"] = ("epsilon=1", "noisy moments, ε = 1, every coefficient declared")
+    for name, (at, words) in named.items():
+        if record := results(name):
+            found = dict(record["summaries"][at]["all"])
+            found |= _counted(record["cells"], at, record["draws"]) if at != "w=0.8" else {}
+            of = f"seventeen [tables that were picked before any result was seen](#{FRESH_AT}): {words}"
+            bias, most = ("bias_median", "≤ 0.4 / ≤ 1.2") if at == "w=0.8" else ("bias_own_median", "≤ 0.7")
+            both = f"{number(found, bias)} / {number(found, bias.replace('median', 'p95'))}"
+            own = "" if at == "w=0.8" else " in own standard errors"
+            rows += [
+                [f"{of}: holds the records' answer, %", "≥ 92", share(found, "held", answers(found))],
+                [f"the same: bias{own}, median / 95th percentile", most, both],
+            ]
+    return rows
 
 
 Size = tuple[str, Mapping[str, Any], int]
