@@ -32,7 +32,17 @@ from shared.mechanisms.moments.influence import direction
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
 from shared.mechanisms.moments.together import SitePlace
 
-__all__ = ["Bounds", "ModelAt", "Seen", "SumLook", "level_of", "look", "noisy_level", "seen"]
+__all__ = [
+    "Bounds",
+    "ModelAt",
+    "Seen",
+    "SumLook",
+    "finite_or_nothing",
+    "level_of",
+    "look",
+    "noisy_level",
+    "seen",
+]
 
 Array = NDArray[np.float64]
 
@@ -109,7 +119,7 @@ class ModelAt:
         eta = self.effects[:, 0] + standard @ self.effects[:, 1:].T
         intervals = len(self.outcome.edges) - 1 if isinstance(self.outcome, Survival) else 1
         left = self.outcome.influence(y, eta, np.ones((1, len(x))), np.zeros((1, intervals)))[0]
-        expected = y[:, -1] - left
+        expected = finite_or_nothing(y[:, -1] - left)
         return np.column_stack([y[:, -1] * (expected <= 1.0), np.clip(expected, 0.0, 1.0)])
 
 
@@ -142,7 +152,7 @@ class SumLook(ModelAt):
         Args:
             x: (n, p) covariates. y: (n, columns) outcomes.
         """
-        found = self.influences(x, y, self.along[None], self.means[None])[0]
+        found = finite_or_nothing(self.influences(x, y, self.along[None], self.means[None])[0])
         # Once more, here where records are: no coordinator's weight or cut may make a row longer.
         weight, most = min(max(self.weight, 0.0), 1.0), min(max(self.cut, 0.0), self.bounds.most)
         cut = min(most, self.bounds.reach / weight) if weight > 0 else 0.0
@@ -233,6 +243,17 @@ def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> 
     """
     found = seen(place, {bounds.column: coefficient}, [bounds.unit], level)
     return SumLook(**vars(found.model), bounds=bounds, along=found.along[0], means=found.means[0], psi=found.psi[0])
+
+
+def finite_or_nothing(values: Array) -> Array:
+    """(..., n) values of records, 0 where any of a record's is not finite: to refuse it would tell of the record.
+
+    >>> finite_or_nothing(np.array([[1.0, np.nan, 3.0], [4.0, 5.0, np.inf]]))
+    array([[1., 0., 0.],
+           [4., 0., 0.]])
+    """
+    finite = np.isfinite(values)
+    return np.where(finite if values.ndim == 1 else finite.all(axis=0), values, 0.0)
 
 
 def noisy_level(at: ModelAt, x: Array, y: Array, sigma: float, noise: Noise) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """The look of a site as it is sent to it: all that decides what its records add, in plain numbers.
 
 What the model expects of the records (`ModelAt.chance`, `SumLook.psi`) stays with whoever pools: a site needs none of
-it. Whatever numbers stand here, `SumLook.rows` and `VectorLook.rows` hold the plan's bounds.
+it. Whatever numbers stand here, `SumLook.rows` and `VectorLook.rows` hold the plan's bounds, and are finite: whether a
+look is refused is decided by its own numbers, never by a record's, which a site's absence would tell.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = ["AnySentLook", "SentLook", "SentModel", "SentVectorLook", "is_within"
 Numbers = tuple[float, ...]
 Rows = tuple[Numbers, ...]
 _MOST = 1e12
+_APART = 1e-100
+"""Least distance of two times of a look: far below any study's unit, and the slopes between them are finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +89,8 @@ class SentModel:
         if any(have != need for have, need in shape) or (len(self.edges) > 1) is not survival:
             raise SchemaRefusal("a look must have the plan's columns and intervals", given="others")
         edges, cumulative = np.array(self.edges), np.array(self.cumulative)
-        if survival and not ((np.diff(edges) > 0).all() and (np.diff(cumulative) >= 0).all() and cumulative[0] == 0):
+        steps, rises = np.diff(edges), np.diff(cumulative)
+        if survival and not ((steps >= _APART).all() and (rises >= 0).all() and cumulative[0] == 0):
             raise SchemaRefusal("a look's times must ascend, and its hazards add up from 0", given="others")
         outcome: Outcome = Binary(self.base)
         if survival:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from shared.errors import ParameterError
 from shared.mechanisms.moments.influence import held
 from shared.mechanisms.moments.together import SitePlace
-from shared.mechanisms.secure_sum.influences import ModelAt, seen
+from shared.mechanisms.secure_sum.influences import ModelAt, finite_or_nothing, seen
 
 __all__ = ["MOST_COEFFICIENTS", "VectorBounds", "VectorLook", "coordinates", "products", "rows_of", "vector_look"]
 
@@ -89,7 +89,7 @@ class VectorLook(ModelAt):
             x: (n, p) covariates. y: (n, columns) outcomes.
         """
         found = self.influences(x, y, self.along, self.means)
-        return rows_of((self.whitening @ (self.weights[:, None] * found)).T, self.bounds.reach)
+        return rows_of(finite_or_nothing(self.whitening @ (self.weights[:, None] * found)).T, self.bounds.reach)
 
     @property
     def share(self) -> Array:
