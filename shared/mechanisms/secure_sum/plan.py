@@ -211,9 +211,14 @@ class SecureSumPlan(Aggregates):
         return self._terms(plan.budget.delta, plan.hash, wave)
 
     def seen_by(self, plan: StudyPlan) -> Mapping[str, float]:
-        """Of everything under the plan: the coordinator alone, with its colluders, with half, with all others."""
-        rows = trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
-        return {_who(row, len(self.members)): row.epsilon for row in rows}
+        """Of everything under the plan: the coordinator alone, with its colluders, with half, with all others.
+
+        By how many they are, ascending: three rows where the plan has no colluders, or half of the sites.
+        """
+        return {_who(row, len(self.members)): row.epsilon for row in self._rows(plan)}
+
+    def _rows(self, plan: StudyPlan) -> tuple[TrustRow, ...]:
+        return trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
 
     @property
     def unseen(self) -> str:
@@ -352,7 +357,9 @@ class SecureSumPlan(Aggregates):
         """As of noisy figures, then by who looks together."""
         delta = plan.budget.delta
         record = "one person's record" if unit(plan) == "patient" else "one row of the hospital's table"
-        rows = "; ".join(f"{who}: ε = {shown_epsilon(epsilon)}" for who, epsilon in self.seen_by(plan).items())
+        # In the order that receipts were signed with: the plan's colluders before half, also where they are more.
+        signed = sorted(self._rows(plan), key=lambda row: (row.colluders > 0, row.colluders != self.colluders))
+        rows = "; ".join(f"{_who(row, len(self.members))}: ε = {shown_epsilon(row.epsilon)}" for row in signed)
         return (
             f"Everybody in the table: replacing {record} by {other_record(plan)} changes the probability of all that "
             "this hospital gives, its pilot, the level of its events and its part in the sum, by at most (ε, δ). "

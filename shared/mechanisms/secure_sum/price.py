@@ -1,4 +1,4 @@
-r"""Privacy loss of a secure sum by colluding parties: four rows, from the coordinator alone to everybody else.
+r"""Privacy loss of a secure sum by colluding parties, row by row from the coordinator alone to everybody else.
 
 A site knows its own share of the noise, and the share is missing where the site drops out. A coordinator that colludes
 with m sites, in a sum of which d may drop out, sees one site's records behind the noise of h = max(K - d - m, 1) sites,
@@ -32,7 +32,7 @@ class TrustRow:
 
 
 def trust_rows(visible: Sequence[Event], sums: Sequence[SumTerms], delta: float) -> tuple[TrustRow, ...]:
-    """The coordinator alone, with the plan's c sites, with half of them, and with all others but one.
+    """The coordinator alone, with the plan's c sites, with half of all, and with all but one: each once, ascending.
 
     Args:
         visible: events of what each site releases by itself, of everything under one plan.
@@ -44,7 +44,7 @@ def trust_rows(visible: Sequence[Event], sums: Sequence[SumTerms], delta: float)
     first = sums[0]
     sites = len(first.members)
     rows = []
-    for colluders in (0, first.colluders, sites // 2, sites - 1):
+    for colluders in sorted({0, first.colluders, sites // 2, sites - 1}):
         hidden = max(sites - first.drop_outs - colluders, 1) if colluders <= first.withstood else 1
         events = [*visible, *(terms.event(hidden) for terms in sums)]
         rows.append(TrustRow(colluders, privacy.epsilon(events, delta)))

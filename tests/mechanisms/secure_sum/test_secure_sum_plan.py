@@ -22,6 +22,7 @@ from shared.privacy.accountant import epsilon
 from shared.privacy.composition import composed
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.privacy.meaning import translate
+from shared.privacy.stated import shown_epsilon
 from shared.releases.receipt import coverage, in_words, planned_event
 from site_agent.config import SiteBudget
 from site_agent.decide.plan_facts import _of_figures
@@ -120,6 +121,34 @@ def test_four_rows_say_who_looks_together_and_all_who_price_a_plan_show_them():
     assert cost(plan).seen_by == rows
     told = coverage(plan)[0][0]
     assert all(who in told for who in rows)
+
+
+@pytest.mark.parametrize(
+    ("sites", "lost", "colluders", "shown", "signed"),
+    [
+        (12, 2, 0, [0, 6, 11], [0, 6, 11]),
+        (12, 2, 1, [0, 1, 6, 11], [0, 1, 6, 11]),
+        (12, 2, 6, [0, 6, 11], [0, 6, 11]),
+        (12, 2, 7, [0, 6, 7, 11], [0, 7, 6, 11]),
+        (5, 0, 3, [0, 2, 3, 4], [0, 3, 2, 4]),
+    ],
+)
+def test_rows_ascend_by_how_many_look_and_a_receipt_has_them_as_it_was_signed(sites, lost, colluders, shown, signed):
+    body = planned({f"site-{k:02}": f"{k:064x}" for k in range(sites)}).to_canonical()
+    more = {"drop_outs": lost, "colluders": colluders}
+    plan = StudyPlan.from_canonical(body | {"release": body["release"] | more})
+    rows = plan.release.seen_by(plan)
+
+    def who(count):
+        others = f"all {count} others" if count == sites - 1 else f"{count} site{'s' if count > 1 else ''}"
+        return f"the coordinator and {others}" if count else "the coordinator"
+
+    assert list(rows) == [who(count) for count in shown]
+    assert list(rows.values()) == sorted(rows.values())
+    assert plan.release.most_seen(plan)[0] == who(sites - 1)
+    said = coverage(plan)[0][0]
+    places = [said.index(f"{who(count)}: ε = {shown_epsilon(rows[who(count)])}") for count in signed]
+    assert places == sorted(places)
 
 
 def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the_sum_s():
