@@ -53,14 +53,18 @@ class Credentials:
 async def carried(operation: Awaitable[T]) -> T:
     """Result of an operation on a call; it is cancelled, as the call is, where the caller has gone.
 
-    At that moment gRPC cancels the call, and what is under way on it fails. Where a busy loop hears of both in one
-    turn, `asyncio.wait_for` passes on the failure alone.
+    At that moment gRPC cancels the call's task, and what is under way on it fails. Where a busy loop hears of both in
+    one turn, `asyncio.wait_for` passes on the failure alone. A failure while the caller is there stays one.
     """
     import grpc
 
     try:
         return await operation
     except grpc.aio.InternalError:  # ExecuteBatchError, which has no public name
+        await asyncio.sleep(0)  # the cancellation may be the loop's next turn
+        task = asyncio.current_task()
+        if task is None or not task.cancelling():
+            raise
         raise asyncio.CancelledError from None
 
 

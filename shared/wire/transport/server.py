@@ -442,7 +442,7 @@ class Server:
 
     async def _write(self, turn: _Turn, data: bytes) -> None:
         try:
-            await asyncio.wait_for(carried(turn.context.write(data)), self._limits.idle)
+            await carried(asyncio.wait_for(turn.context.write(data), self._limits.idle))
         except TimeoutError:
             raise NetworkRefusal("a reply must be taken in time", given="one that was not") from None
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 import logging
@@ -100,27 +101,13 @@ def test_an_unexpected_error_becomes_a_plain_refusal(authority, answers, server,
 
 @pytest.mark.parametrize("operation", ["send_initial_metadata", "write", "abort"])
 def test_a_caller_who_has_gone_is_no_error_of_the_server(authority, answers, monkeypatch, caplog, operation):
-    """What is under way on a call fails then, and a busy loop may hear of that alone."""
-    from grpc._cython import cygrpc
-
-    class Gone:
-        def __init__(self, context):
-            self.context = context
-
-        def __getattr__(self, name):
-            return getattr(self.context, name) if name != operation else self.fail
-
-        async def fail(self, *_):
-            raise cygrpc.ExecuteBatchError('Failed "execute_batch": ()')
-
-    async def answer(self, name, method, request, context, before=Server._answer):
-        await before(self, name, method, request, Gone(context))
+    """gRPC cancels the call's task then, and what is under way on it fails: a busy loop may hear of that alone."""
+    monkeypatch.setattr(Server, "_answer", failing(operation, gone=True))
 
     def refuse(call, request):
         raise PlanRefusal("a plan must be there")
 
     answers.reply = refuse if operation == "abort" else lambda call, request: SignedDocument(envelope=b"plan")
-    monkeypatch.setattr(Server, "_answer", answer)
     service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
     settings = PortSettings(listen="127.0.0.1:0", credentials=authority.server, workers=4)
     with (
@@ -134,6 +121,44 @@ def test_a_caller_who_has_gone_is_no_error_of_the_server(authority, answers, mon
     assert "ExecuteBatchError" not in caplog.text
     code = PlanRefusal.code if operation == "abort" else NetworkRefusal.code
     assert f" FetchPlan {code}" in caplog.text
+
+
+def failing(operation, *, gone):
+    """A server's answer in which this operation on the call fails, because its caller has gone or by itself."""
+    from grpc._cython import cygrpc
+
+    class Failing:
+        def __init__(self, context):
+            self.context, self.task = context, asyncio.current_task()
+
+        def __getattr__(self, name):
+            return getattr(self.context, name) if name != operation else self.fail
+
+        async def fail(self, *_):
+            if gone:
+                self.task.cancel()
+            raise cygrpc.ExecuteBatchError('Failed "execute_batch": ()')
+
+    async def answer(self, name, method, request, context, before=Server._answer):
+        await before(self, name, method, request, Failing(context))
+
+    return answer
+
+
+def test_a_caller_who_is_there_is_told_at_once_of_an_operation_that_fails(authority, answers, monkeypatch, caplog):
+    answers.reply = lambda call, request: SignedDocument(envelope=b"plan")
+    monkeypatch.setattr(Server, "_answer", failing("write", gone=False))
+    service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
+    settings = PortSettings(listen="127.0.0.1:0", credentials=authority.server, workers=4)
+    with (
+        caplog.at_level(logging.INFO),
+        Server(service, settings) as running,
+        client_of(running, site_credentials(authority)) as client,
+        pytest.raises(Refusal) as refused,
+    ):
+        ask(client, timeout=20.0)
+    assert refused.value.code == Refusal.code
+    assert "unexpected ExecuteBatchError" in caplog.text
 
 
 def test_text_from_the_other_side_cannot_control_a_terminal(authority, answers, server):
