@@ -39,17 +39,17 @@ _DENIED = (
 )
 _SKEWED = (
     "{name} is unlike a measurement with normal residuals: of a normal law with the mean and spread that its "
-    "histograms show, {share:.0f} % would lie beyond its bounds, where nobody can be. So it has a long tail or a heap "
-    "at a bound. Noisy histograms and bounded sums hold little of a tail, and effects on {name} may be off by more "
-    "than their intervals say: with a tail, too near to none, in an interval narrower than the records' own. Plan it "
-    "as a count, as its logarithm or in bands, or a mechanism that keeps rows."
+    "histograms show, {share:.0f} % would lie beyond its bounds, where nobody can be. So it has a long tail, a heap at "
+    "a bound, or is spread over all of its range. Noisy histograms and bounded sums hold little of a tail, and effects "
+    "on {name} may be off by more than their intervals say: with a tail, too near to none, in an interval narrower "
+    "than the records' own. Plan it as a count, as its logarithm or in bands, or a mechanism that keeps rows."
 )
 _OVERLAPPING = (
     "The planned model lets a person be at several levels of {name} at once, and counts such a person's outcome at "
-    "each. So the first level, {first}, seems to have {more} outcomes than it has, and effects of the others are drawn "
-    "towards it: by the fitted figures of all sites {term} comes out too {low}, by roughly a factor of {far}, of which "
-    "its interval counts nothing. Plan noisy tables, or {name} with fewer levels or with a first level that has more "
-    "events, and see whether the answer stays."
+    "each. So the first level, {first}, seems to have {more} outcomes than it has, which moves the effects of all "
+    "others alike: by the fitted figures of all sites {term} comes out too {low}, by roughly a factor of {far}, or "
+    "more where outcomes are common; its interval counts nothing of it. Plan noisy tables, or {name} with fewer levels "
+    "or with another level first, and see whether the answer stays."
 )
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
@@ -171,7 +171,7 @@ def _of_levels(name: str, design: Design, overlap: float) -> str:
     """Of the levels of a factor, which overlap."""
     column = next(factor.column for factor in design.factors if name in factor.names)
     more, low = ("more", "low") if overlap > 0 else ("fewer", "high")
-    words = {"more": more, "low": low, "far": f"{math.exp(min(abs(overlap), 50)):.2f}"}
+    words = {"more": more, "low": low, "far": f"{math.exp(min(abs(overlap), 50)):.1f}"}
     return _OVERLAPPING.format(name=column.name, first=column.levels[0], term=in_words(name, design.factors), **words)
 
 

@@ -28,6 +28,9 @@ __all__ = ["drawn_together", "normal_beyond"]
 
 Array = NDArray[np.float64]
 
+_DROWNED = 2.0
+"""Persons, in standard errors of the noise of a whole histogram, below which noise alone may look like a tail."""
+
 
 def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float]) -> tuple[Array, Array]:
     """Histograms drawn together, and the standard deviation of what noise and drawing leave on a count of each.
@@ -62,12 +65,14 @@ def normal_beyond(releases: Sequence[MomentsRelease], design: Design) -> float:
     """Of a normal law as a measurement's histograms show it, all together: the share beyond the bounds.
 
     A planned model of a measurement has normal residuals, and nobody is beyond the bounds: where many would be, the
-    column is skewed. 0 for another outcome. One site's histogram alone is too noisy for it.
+    column is skewed. 0 for another outcome, and where noise may make as much: no release, or few persons for it.
     """
-    if design.spec.outcome != "linear":
+    if design.spec.outcome != "linear" or not releases:
         return 0.0
     counts = np.sum([release.histograms[-1] for release in releases], axis=0).astype(float)
     persons, noise = sum(release.n for release in releases), sigma_of(design.spec, 0) * math.sqrt(len(releases))
+    if persons < _DROWNED * noise * math.sqrt(len(counts)):
+        return 0.0
     column, shape = design.response, design.spec.margins
     margin = fitted_margin(counts, persons, noise, design.outcome_edges, column, shape)
     ends = (np.array(column.span) - margin.mean) / max(margin.sd, 1e-12)

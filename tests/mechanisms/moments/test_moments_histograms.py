@@ -207,3 +207,28 @@ def test_a_study_of_another_outcome_has_no_share_beyond_the_bounds():
     table = hospital(1, 900).round({"score": 0})
     drawn = release.draw(counted, counted.dictionary.check(table), seeded_rng(1))
     assert normal_beyond([release.release(counted, drawn, 900)], release.design(counted)) == 0
+
+
+def test_one_hospital_and_two_of_unlike_size_are_answered_without_it():
+    """No sites are read beside each other there, and an empty sum of histograms was no array."""
+    small = plan()
+    assert normal_beyond([], small.release.design(small)) == 0
+    figures = {}
+    for site, n in (("large", 900), ("small", 800)):
+        table = hospital(n, n)
+        figures[site] = [(small.release.draw(small, small.dictionary.check(table), seeded_rng(n)), n)]
+    origins = {site: {"study": "small", "site": site, "wave": 1} for site in figures}
+    assert set(small.release.together(small, figures, QUESTION, origins=origins)) == {"large"}
+    assert small.release.together(small, {"small": figures["small"]}, QUESTION, origins=origins) == {}
+
+
+def test_histograms_that_noise_drowns_show_no_tail():
+    small = plan()
+    releases = []
+    for k in range(8):
+        table = hospital(900 + k, 60)
+        drawn = small.release.draw(small, small.dictionary.check(table), seeded_rng(k))
+        release = small.release.release(small, drawn, 60)
+        counts = [*release.histograms[:-1], np.zeros_like(release.histograms[-1])]
+        releases.append(replace(release, histograms=tuple(counts)))
+    assert normal_beyond(releases, small.release.design(small)) == 0
