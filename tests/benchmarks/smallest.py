@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -60,10 +61,21 @@ def start(command: str, folder: Path) -> tuple[int | None, str]:
     if status is None:
         process.terminate()  # what it has started in other groups, a database for one, only it can stop
         process.join(ENDING)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what is left of its own
+        end_group(process)
         process.join()
     return status, log.read_text(errors="replace") if log.exists() else ""
+
+
+def end_group(process: BaseProcess) -> None:
+    """Kill what is left of the group that a process leads or has led.
+
+    The fork server waits for the leader, not this process. As long as one of the group lives, nobody else has the
+    leader's number: where a process has it again, the group is gone, and the number is another's.
+    """
+    assert process.pid is not None
+    if process.exitcode is None or not Path(f"/proc/{process.pid}").exists():
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _run(words: Sequence[str], folder: str, log: str, path: Sequence[str]) -> None:

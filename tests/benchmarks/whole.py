@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -189,15 +190,23 @@ class Whole:
                 if self.running:
                     self.end(wanted)
         finally:
-            for _, process, *_ in self.running.values():
-                process.terminate()  # what it has started in other groups, a database for one, only it can stop
+            for pid in self.running:
+                with suppress(OSError):
+                    # What it has started in other groups, a database for one, only it can stop. Not by `terminate`,
+                    # which waits for one that has just ended: as long as nobody does, nobody else has its number.
+                    os.kill(pid, signal.SIGTERM)
             until = time.monotonic() + ENDING
             for pid, (_, process, *_) in self.running.items():
-                # Looked at and not waited for: as long as it is not, nobody else has its number.
-                while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) and time.monotonic() < until:
-                    time.sleep(0.05)
-                os.killpg(pid, signal.SIGKILL)
+                with suppress(OSError):  # whatever became of it, the next is ended too
+                    _await_end(pid, until)
+                    os.killpg(pid, signal.SIGKILL)
                 process.wait()
+
+
+def _await_end(pid: int, until: float) -> None:
+    """Return when a child has ended or the time is over; it is looked at and not waited for."""
+    while not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def main() -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,6 +100,21 @@ BY_HAND = {
 """Words that those take which have no parser, read from `sys.argv` by place."""
 CASES = [case for name in smallest.commands() if name not in NOT_STARTED for case in GIVEN.get(name, [name])]
 MARKED = [pytest.param(case, marks=pytest.mark.soak) if case.split()[0] in DEAR else case for case in CASES]
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_the_group_of_one_that_was_stopped_is_killed_unless_its_number_is_anothers(reused):
+    child = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True)"
+    argv = ["sleep", "60"] if reused else [sys.executable, "-c", child]
+    with subprocess.Popen(argv, start_new_session=True, stdout=subprocess.PIPE) as leader:
+        if not reused:  # of the group a child is left, whose leader has been waited for
+            leader.wait(60)
+        smallest.end_group(SimpleNamespace(pid=leader.pid, exitcode=0))
+        assert (leader.poll() is None) == reused
+        if reused:
+            leader.kill()
+        else:
+            assert leader.stdout.read() == b"\n", "whoever held the pipe is gone"
 
 
 def committed() -> dict[str, int]:

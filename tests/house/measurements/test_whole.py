@@ -93,6 +93,34 @@ def test_who_stops_the_runner_stops_what_the_step_has_started(tmp_path, apart):
     assert not runs(pid)
 
 
+def test_a_step_that_has_just_ended_leaves_the_others_to_be_stopped_and_what_ended_the_run_to_be_seen(monkeypatch):
+    def interrupted(self, wanted):
+        first, second = self.running
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        pids.append(second)
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+    monkeypatch.setattr(Whole, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run([step("a"), step("b", "import time; time.sleep(60)")], jobs=2)
+    assert not any(map(runs, pids))
+
+
+def test_a_step_that_another_has_waited_for_leaves_the_others_to_be_stopped(monkeypatch):
+    def interrupted(self, wanted):
+        first, second = self.running
+        os.waitpid(first, 0)
+        pids.append(second)
+        raise KeyboardInterrupt
+
+    pids: list[int] = []
+    monkeypatch.setattr(Whole, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run([step("a"), step("b", "import time; time.sleep(60)")], jobs=2)
+    assert not any(map(runs, pids))
+
+
 def runs(pid: int) -> bool:
     """True while a process is there and no zombie."""
     try:

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from stage.processes import stopping
 from stage.processes.database_server import database_server, installed
 from stage.processes.stopping import started, stopped
 
@@ -46,7 +48,8 @@ def runs(pid: int) -> bool:
 def ended(program: str, number: signal.Signals) -> tuple[int, list[str]]:
     """The status of a program that a signal ended when it had said a line; and that line's words."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    argv = [sys.executable, "-c", program]
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # also in the background
+    argv = [sys.executable, "-c", heard + program]
     pipe = subprocess.PIPE
     with started(argv, env=environment, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         said = process.stdout.readline().split()
@@ -91,6 +94,45 @@ def test_what_was_there_before_is_called_after_the_stop_and_put_back():
         assert heard[3:] == ["left", "before"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_is_heard_although_a_thread_was_the_first_to_start_something():
+    heard, leave = [], threading.Event()
+
+    def first() -> None:
+        with stopped(lambda: heard.append("thread")):
+            leave.wait(60)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("before"))
+    thread = threading.Thread(target=first)
+    thread.start()
+    try:
+        while not stopping._STOPS:
+            time.sleep(0.01)
+        with suppress(KeyboardInterrupt), stopped(lambda: heard.append("main")):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+        assert heard == ["main", "thread", "before"]
+    finally:
+        leave.set()
+        thread.join()
+        with stopped(lambda: None):  # the last to leave puts back what was there
+            pass
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heard = []
+    try:
+        with stopped(lambda: heard.append("left")):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            heard.append("goes on")
+        assert heard == ["goes on", "left"]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_forked_process_stops_nothing_of_its_parent():

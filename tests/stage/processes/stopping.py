@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _STOPS: list[Callable[[], None]] = []
 """What is to be stopped, the oldest first."""
 _BEFORE: dict[int, Any] = {}
-"""From a signal to who was called by it before."""
+"""From a signal to who was called by it before; one that was ignored stays so."""
 _OWNER: list[int] = []
 """The process whose list this is: one forked from it has started none of these."""
 
@@ -32,9 +32,11 @@ def stopped(stop: Callable[[], None]) -> Iterator[None]:
     Args:
         stop: may be called twice.
     """
-    if not _STOPS and threading.current_thread() is threading.main_thread():
+    # Not by what is stopped: a thread, which may set no handler, may have been the first.
+    if not _BEFORE and threading.current_thread() is threading.main_thread():
         _OWNER[:] = [os.getpid()]
-        _BEFORE.update((number, signal.signal(number, _asked)) for number in _SIGNALS)
+        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        _BEFORE.update((number, signal.signal(number, _asked)) for number in heard)
     _STOPS.append(stop)
     try:
         yield
