@@ -25,9 +25,9 @@ from coordinator.cli.options import (
     verb,
 )
 from coordinator.config import FILE_NAME, CoordinatorConfig
-from shared.errors import ParameterError, PlanRefusal, PlanRollback, StateRefusal
+from shared.errors import ParameterError, PlanRefusal, PlanRollback, Refusal, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import VerbAnswer, checklist, plain, table, tabled
+from shared.terminal import ChecklistLine, VerbAnswer, checklist, plain, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
-    from shared.terminal import ChecklistLine
 
 __all__ = ["plan_amend", "plan_check", "plan_cost", "plan_prices", "plan_redcap", "plan_show", "plan_sign"]
 __all__ += ["plan_delete", "plan_retire", "plan_text", "recipient", "studies", "write_draft"]
@@ -88,22 +87,20 @@ def plan_redcap(
 @verb(plan_app, "check")
 def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
     """Hold a plan against what a plan must be: each line green, or with its fix."""
+    from coordinator.planning.review import SIGNED
+
     plan, checks = _reviewed(context, file)
+    following = "" if any(check.name == SIGNED for check in checks) else f", then plan sign {file}"
     if plan is not None:
         checks = (*checks, *_certificates(context, plan))
     good = not _failed(checks)
-    answer = {
-        "ok": good,
-        "study": plan.study if plan else None,
-        "hash": plan.hash if plan else None,
-        "checks": checks,
-    }
+    known = {"study": plan.study if plan else None, "hash": plan.hash if plan else None}
 
     return VerbAnswer(
-        answer,
+        {"ok": good, **known, "checks": checks},
         lambda out: checklist(out, checks),
         "",
-        (f"next: coordinator plan cost {file}, then plan sign {file}", "cyan")
+        (f"next: coordinator plan cost {file}{following}", "cyan")
         if good
         else ("The plan cannot be signed yet.", "bold red"),
         code=PlanRefusal.exit_code if not good else 0,
@@ -111,16 +108,23 @@ def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
 
 
 def _reviewed(context: typer.Context, file: Path) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
-    """Review of a plan as `plan sign` would do it here: against the study's last version, where there is one."""
+    """Review of a plan as `plan sign` would do it here: by the study's last version, and by whether it has ended."""
     from coordinator.planning.review import review
+
+    ended: list[ChecklistLine] = []
 
     def last(study: str) -> StudyPlan | None:
         if not (context.obj / FILE_NAME).exists():
             return None
         with open_store(CoordinatorConfig.load(context.obj)) as store:
+            try:
+                require_still_open(store, study)
+            except StateRefusal as refusal:
+                ended.append(ChecklistLine.of("study", refusal))
             return _last_plan(store, study)
 
-    return review(plan_text(file), today=today(), recipient=recipient(context), signed=last)
+    plan, checks = review(plan_text(file), today=today(), recipient=recipient(context), signed=last)
+    return plan, (*checks, *ended)
 
 
 def _failed(checks: Sequence[ChecklistLine]) -> list[ChecklistLine]:
@@ -195,7 +199,8 @@ def plan_cost(
 
     plan = StudyPlan.from_toml(plan_text(file))
     price = cost(plan, waves=waves, persons=persons)
-    refusals = _failed(_reviewed(context, file)[1])
+    checks, unreviewed = _signing(context, file)
+    refusals = _failed(checks)
 
     def show(out: Console) -> None:
         out.print(f"{price.study}, version {price.version}", style="bold")
@@ -249,13 +254,28 @@ def plan_cost(
         if price.rows is not None and price.rows > 8.001 and price.w_for_8 is not None:
             given = f", given {price.epsilon_given}," if price.epsilon_given else ""
             out.print(f"For ε 8 in one wave{given} take w = {shown_room(price.w_for_8, 2)}.", style="cyan")
-        if refusals:
-            out.print("The plan cannot be signed yet.", style="bold red")
-            checklist(out, refusals)
+        if unreviewed:
+            out.print(f"Signing could not be reviewed: {unreviewed}", style="yellow")
+        elif checks:
+            if refusals:
+                out.print("The plan cannot be signed yet.", style="bold red")
+            checklist(out, checks)
         elif last:
             out.print(f"next: coordinator plan sign {file}", style="cyan")
 
-    return VerbAnswer({**plain(asdict(price)), "refusals": refusals}, show)
+    answer = {"refusals": None if unreviewed else refusals, "unreviewed": unreviewed}
+    return VerbAnswer({**plain(asdict(price)), **answer, "signed": len(refusals) < len(checks)}, show)
+
+
+def _signing(context: typer.Context, file: Path) -> tuple[list[ChecklistLine], str]:
+    """Lines that speak against signing a plan; or, where that cannot be reviewed here, why: a price needs no store."""
+    from coordinator.planning.review import SIGNED
+
+    try:
+        checks = _reviewed(context, file)[1]
+    except (Refusal, ImportError, OSError) as error:
+        return [], f"{error}"
+    return [check for check in checks if check.state == "fail" or check.name == SIGNED], ""
 
 
 @verb(plan_app, "sign")
@@ -454,28 +474,16 @@ def _wave_rows(price: PlanCost) -> list[list[Any]]:
     """Cells of the table of a plan's waves: number, ε charged, what is left of the budget, whether it affords it."""
     from rich.text import Text
 
+    from coordinator.planning.price import abridged
+
     rows: list[list[Any]] = []
-    for wave in _abridged(price.waves, price.last_affordable):
+    for wave in abridged(price.waves, price.last_affordable):
         if wave is None:
             rows.append(["…", "", "", ""])
             continue
         paid = Text("yes", style="green") if wave.affordable else Text("no", style="bold red")
         rows.append([wave.number, shown_epsilon(wave.total), shown_room(max(wave.left, 0.0)), paid])
     return rows
-
-
-def _abridged(waves: Sequence[Any], last: int) -> list[Any]:
-    """At most about a dozen waves: the first, those around the last affordable one, and the final one."""
-    if len(waves) <= 14:
-        return list(waves)
-    keep = {*range(1, 7), *range(last - 1, last + 3), len(waves)}
-    out: list[Any] = []
-    for wave in waves:
-        if wave.number in keep:
-            out.append(wave)
-        elif out[-1] is not None:
-            out.append(None)
-    return out
 
 
 # -- the end --------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _line(name: str, detail: str, fix: str) -> ChecklistLine:
 def _line_of_refusal(name: str, refusal: Refusal) -> ChecklistLine:
     """A refusal as a line: its rule without the place that the line names, and a fix that says what to change."""
     place = re.match(r"column '([^']*)':? |\[\w+\] ", refusal.must)
-    named = place is not None and (place[1] is None or place[1] in name)
+    named = place is not None and (place[1] is None or f"column {place[1]}" == name)
     rule = refusal.must[place.end() :] if place and named else refusal.must
     fix = refusal.next_step
     if not fix or fix in _VAGUE:

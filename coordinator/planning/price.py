@@ -8,7 +8,7 @@ readers of the paper will look for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
 
-__all__ = ["MANY", "PlanCost", "Price", "WaveCost", "conditions", "cost", "moments_of", "prices"]
+__all__ = ["MANY", "PlanCost", "Price", "WaveCost", "abridged", "conditions", "cost", "moments_of", "prices"]
 
 MANY = 1_000_000
 """Limit of the search for the last affordable wave: rows that use no record have no privacy loss."""
@@ -99,6 +99,20 @@ class PlanCost:
     conditions: tuple[Condition, ...] = ()
     epsilon_given: str = ""
     seen_by: Mapping[str, float] = field(default_factory=dict)
+
+
+def abridged(waves: Sequence[WaveCost], last: int) -> list[WaveCost | None]:
+    """At most about a dozen waves: the first, those around the last affordable one, the final one; None for a gap."""
+    if len(waves) <= 14:
+        return list(waves)
+    keep = {*range(1, 7), *range(last - 1, last + 3), len(waves)}
+    out: list[WaveCost | None] = []
+    for wave in waves:
+        if wave.number in keep:
+            out.append(wave)
+        elif out[-1] is not None:
+            out.append(None)
+    return out
 
 
 def cost(plan: StudyPlan, *, waves: int | None = None, persons: int | None = None) -> PlanCost:

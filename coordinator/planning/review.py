@@ -18,10 +18,12 @@ from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import FORMULA, ChecklistLine
 
-__all__ = ["changes", "review"]
+__all__ = ["SIGNED", "changes", "review"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
+SIGNED = "signed"
+"""Name of the line on a plan that is signed already."""
 
 
 # -- is it complete? ----------------------------------------------------------------------------------------------
@@ -107,9 +109,12 @@ def _posture(plan: StudyPlan) -> str:
 
 
 def _version(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
-    """A red line where another plan of this version, or of a later one, is signed already."""
-    if last is None or plan.version > last.version or plan.hash == last.hash:
+    """A red line where another plan of this version, or of a later one, is signed; a warning where this very one is."""
+    if last is None or plan.version > last.version:
         return []
+    if plan.hash == last.hash:
+        fix = f"Nothing is left to sign; a change to it is version = {last.version + 1}."
+        return [ChecklistLine(name=SIGNED, state="warn", detail="this very plan is signed already", fix=fix)]
     detail = f"{plan.version}, and version {last.version} is signed already"
     return [ChecklistLine(name="version", state="fail", detail=detail, fix=f"Set version = {last.version + 1}.")]
 

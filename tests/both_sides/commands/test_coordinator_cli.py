@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (fixtures are imported by their names)
 
 import datetime as dt
+import io
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import replace
 
 import numpy as np
@@ -448,7 +449,7 @@ def test_a_study_whose_plan_has_what_new_plans_may_not_gets_further_versions_of_
     assert ready("plan", "sign", path)[0] == PlanRefusal.exit_code, "back again"
 
 
-def test_check_and_cost_say_of_every_plan_that_signing_would_refuse_that_it_would_and_what_to_do(ready, tmp_path):
+def test_check_and_cost_say_what_signing_would_refuse_of_a_plan_and_what_to_do(ready, tmp_path):
     path = tmp_path / "cvd.toml"
     signed, varied = (STUDIES / "cvd.toml").read_text(), 'mechanism = "latent_noise"\nvary = "weight"'
     following = signed.replace("version = 1", "version = 2", 1)
@@ -465,9 +466,60 @@ def test_check_and_cost_say_of_every_plan_that_signing_would_refuse_that_it_woul
         assert (code, priced["refusals"], [one["name"] for one in checked]) == (0, checked, [line])
         assert all(one["fix"] for one in checked)
         assert ready("plan", "sign", path, "--dry-run")[0] == PlanRefusal.exit_code
-    for text in (signed, following):
-        path.write_text(text)
-        assert (ready("plan", "check", path)[0], ready("plan", "cost", path)[1]["refusals"]) == (0, [])
+    path.write_text(following)
+    assert (ready("plan", "check", path)[0], ready("plan", "cost", path)[1]["refusals"]) == (0, [])
+
+
+def said(hub, *words) -> str:
+    """What a command of a coordinator shows."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        main(["--home", str(hub.home), *map(str, words)])
+    return " ".join(out.getvalue().split())
+
+
+def test_check_and_cost_say_of_a_plan_that_is_signed_already_that_it_is_and_not_to_sign_it(ready, tmp_path):
+    path = tmp_path / "cvd.toml"
+    path.write_text((STUDIES / "cvd.toml").read_text())
+    code, checked = ready("plan", "check", path)
+    assert (code, [one["state"] for one in checked["checks"] if one["name"] == "signed"]) == (0, ["warn"])
+    code, priced = ready("plan", "cost", path)
+    assert (code, priced["refusals"], priced["signed"]) == (0, [], True)
+    for verb in ("check", "cost"):
+        shown = said(ready, "plan", verb, path)
+        assert "this very plan is signed already" in shown
+        assert "version = 2" in shown
+        assert "plan sign" not in shown
+    assert ready("plan", "sign", path, "--dry-run")[1]["refused"]["code"] == "E_PLAN_ROLLBACK"
+    path.write_text(path.read_text().replace("version = 1", "version = 2", 1))
+    assert ready("plan", "cost", path)[1]["signed"] is False
+    assert all("plan sign" in said(ready, "plan", verb, path) for verb in ("check", "cost"))
+
+
+def test_check_and_cost_say_of_a_further_version_that_its_study_has_ended(ready, tmp_path):
+    path = tmp_path / "cvd.toml"
+    path.write_text((STUDIES / "cvd.toml").read_text().replace("version = 1", "version = 2", 1))
+    assert ready("plan", "retire", "cvd", "--reason", "It is published.")[0] == 0
+    code, checked = ready("plan", "check", path)
+    failed = [one for one in checked["checks"] if one["state"] == "fail"]
+    assert (code, [one["name"] for one in failed]) == (PlanRefusal.exit_code, ["study"])
+    assert "retired" in failed[0]["detail"]
+    assert ready("plan", "cost", path)[1]["refusals"] == failed
+    assert "plan sign" not in said(ready, "plan", "cost", path)
+    assert ready("plan", "sign", path, "--dry-run")[1]["refused"]["code"] == "E_STATE"
+
+
+def test_a_plan_is_priced_where_the_store_cannot_be_opened_and_that_signing_was_not_reviewed_is_said(ready, tmp_path):
+    path = tmp_path / "cvd.toml"
+    path.write_text((STUDIES / "cvd.toml").read_text())
+    known = ready("plan", "cost", path)[1]
+    (ready.home / "store.db").write_bytes(b"no database" * 99)
+    code, priced = ready("plan", "cost", path)
+    assert (code, priced["refusals"], priced["waves"]) == (0, None, known["waves"])
+    assert priced["unreviewed"]
+    shown = said(ready, "plan", "cost", path)
+    assert "Signing could not be reviewed: " + priced["unreviewed"] in shown
+    assert "plan sign" not in shown
 
 
 def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pin(ready, tmp_path):

@@ -132,13 +132,14 @@ def test_a_file_that_is_no_toml_names_the_place():
     assert "line 1" in line[1]
 
 
-def test_a_column_that_a_mechanism_does_not_take_is_named():
+@pytest.mark.parametrize("column", ["visits", "an"])  # "an" stands in "plan", the name of the line
+def test_a_column_that_a_mechanism_does_not_take_is_named(column):
     """The whole plan was refused for "of a moments release must count from 0", and nothing said which column."""
     text = (STUDIES / "cohorts.toml").read_text(encoding="utf-8")
-    text = text.replace('outcome = "survival"', 'outcome = "count"').replace('["time", "cvd"]', '["visits"]')
-    text = text.replace("horizon = 36.0", "").replace("cox(time, cvd)", "poisson(visits)")
+    text = text.replace('outcome = "survival"', 'outcome = "count"').replace('["time", "cvd"]', f'["{column}"]')
+    text = text.replace("horizon = 36.0", "").replace("cox(time, cvd)", f"poisson({column})")
     text = text[: text.index("[dictionary.columns.time]")] + text[text.index("[dictionary.columns.age]") :]
-    text += '\n[dictionary.columns.visits]\nkind = "integer"\nlower = 1\nupper = 60\n'
+    text += f'\n[dictionary.columns.{column}]\nkind = "integer"\nlower = 1\nupper = 60\n'
     ((name, detail, _),) = told(text)
     assert name == "plan"
-    assert detail == "column 'visits' of a moments release must count from 0 (got 1)"
+    assert detail == f"column '{column}' of a moments release must count from 0 (got 1)"
