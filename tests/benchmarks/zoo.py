@@ -169,7 +169,7 @@ def cell(
                     entry |= {"term": term, "w": w, "flow": _misfit(drawn_out[:size], real[:size], term)}
                     drawn_rows = [list(chain(*released[w, b][:size])) for b in range(draws)]
                     entry |= by_site(drawn_rows, list(chain(*real[:size])), term)
-                    terms.append(entry | (_by_law(got, _pooled(real[:size], term), truth[term]) if truth else {}))
+                    terms.append(entry | (by_law(got, _pooled(real[:size], term), truth[term]) if truth else {}))
         out.append(
             {
                 "world": name,
@@ -230,9 +230,16 @@ def by_site(draws: Sequence[Sequence[Estimate]], real: Sequence[Estimate], term:
     }
 
 
-def _by_law(got: Sequence[PooledResult | None], truly: PooledResult, law: float) -> dict[str, float]:
+def by_law(got: Sequence[PooledResult | None], truly: PooledResult, law: float) -> dict[str, float]:
+    """Shares of the released pooled intervals, and of the records' own, that hold the law's answer."""
     held = [one.ci_lb <= law <= one.ci_ub for one in got if one is not None]
     return {"law_held": float(np.mean(held)), "law_held_real": float(truly.ci_lb <= law <= truly.ci_ub)}
+
+
+def laws_held(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The same of several terms, in percent; empty where no law is known."""
+    known = [row for row in rows if "law_held" in row]
+    return {name: float(100 * np.mean([row[name] for row in known])) for name in ("law_held", "law_held_real") if known}
 
 
 def _pooled(answers: Sequence[list[Estimate]], term: str) -> PooledResult | None:
@@ -311,10 +318,7 @@ def summary(cells: Sequence[dict[str, Any]], w: float) -> dict[str, Any]:
         "I2_excess": float(excess.mean()),
     }
     out |= sites_alone(rows)
-    known = [row for row in rows if "law_held" in row]
-    if known:
-        out["law_held"] = float(100 * np.mean([row["law_held"] for row in known]))
-        out["law_held_real"] = float(100 * np.mean([row["law_held_real"] for row in known]))
+    out |= laws_held(rows)
     for name in ("right", "wrong"):
         out[name] = sum(row[name] for row in rows)
         if out[name]:

@@ -42,7 +42,18 @@ from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record, worlds
-from tests.benchmarks.zoo import SEED, by_site, cells_of, listed, seed_of, sites_alone, told_apart
+from tests.benchmarks.zoo import (
+    SEED,
+    by_law,
+    by_site,
+    cells_of,
+    law,
+    laws_held,
+    listed,
+    seed_of,
+    sites_alone,
+    told_apart,
+)
 
 KINDS = ("binary", "count", "linear", "survival")
 
@@ -141,14 +152,15 @@ def cell(
                 found[epsilon].append([row for site in figures for row in answer[site]])
     except Refusal as refusal:
         return told | {"refused": str(refusal)[:200]}
-    terms = []
+    terms, truth = [], {} if mechanism == "densities" else law(name, kind, sites)
     for term in dict.fromkeys(row.term for rows in real for row in rows):
         truly = _pooled([row for rows in real for row in rows], term)
         for epsilon in epsilons if truly is not None else ():
             got = [one for rows in found[epsilon] if (one := _pooled(rows, term)) is not None]
             if got and truly is not None:
                 sites_own = by_site(found[epsilon], [row for rows in real for row in rows], term)
-                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly), **sites_own})
+                laws = by_law(got, truly, truth[term]) if term in truth else {}
+                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly), **sites_own, **laws})
     return told | {"terms": terms}
 
 
@@ -203,7 +215,7 @@ def summary(cells: Sequence[dict[str, Any]], epsilon: float) -> dict[str, Any]:
         out |= {f"{name}_median": float(np.median(size)), f"{name}_p95": float(np.quantile(size, 0.95))}
     out["width"] = float(np.median([row["width"] for row in rows]))
     out["I2_excess"] = float(np.mean([row["I2"] - row["I2_real"] for row in rows]))
-    out |= sites_alone(rows)
+    out |= sites_alone(rows) | laws_held(rows)
     for name in ("right", "wrong"):
         if total(name):
             out[f"{name}_cautioned"] = 100 * total(f"{name}_cautioned") / total(name)
@@ -241,7 +253,7 @@ KEPT = (
     "right_cautioned",
     "wrong_cautioned",
 )
-KEPT += ("site_held", "site_apart", "site_lost")
+KEPT += ("site_held", "site_apart", "site_lost", "law_held", "law_held_real")
 
 
 def brief(one: dict[str, Any]) -> dict[str, Any]:

@@ -161,14 +161,13 @@ LATENT = (
 
 def latent(name: str, found: Mapping[str, Any], draws: int) -> list[str]:
     """A summary of a record of latent noise as cells of a line."""
-    law = f"{number(found, 'law_held', 1)} ({number(found, 'law_held_real', 1)})" if "law_held" in found else "–"
     return [
         f"{draws}",
         f"{answers(found)}",
         number(found, "bias_median"),
         number(found, "bias_p95"),
         share(found, "held", answers(found)),
-        law,
+        by_the_law(found),
         number(found, "width"),
         number(found, "I2_excess", 1),
         share(found, "told", answers(found)),
@@ -237,10 +236,16 @@ def later() -> str:
     return table(("tables", "w", *LATENT), rows)
 
 
+def by_the_law(found: Mapping[str, Any]) -> str:
+    """Share of intervals that hold the law's answer, in brackets of the records' own; a dash where none is known."""
+    return f"{number(found, 'law_held', 1)} ({number(found, 'law_held_real', 1)})" if "law_held" in found else "–"
+
+
 def by_mechanism(names: Mapping[str, str] = NAMES, own_sites: bool = False) -> str:
     """The mechanisms that release figures."""
     heads = ("mechanism", "ε", "K", "n", "answers", "bias in own standard errors, median", "95th percentile")
-    heads += ("in the records', median", "holds the records, %", "width", "I²", "refused", "cautioned: wrong; right")
+    heads += ("in the records', median", "holds the records, %", "holds the law, %", "width", "I²", "refused")
+    heads += ("cautioned: wrong; right",)
     rows = []
     for name in names:
         record = results(name)
@@ -262,6 +267,7 @@ def by_mechanism(names: Mapping[str, str] = NAMES, own_sites: bool = False) -> s
                     number(found, "bias_own_p95"),
                     number(found, "bias_real_median"),
                     share(found, "held", answers(found)),
+                    by_the_law(found),
                     number(found, "width"),
                     number(found, "I2_excess", 1),
                     f"{len(cells) - len(told)} of {len(cells)} models",
@@ -280,14 +286,15 @@ def _older(name: str) -> str:
 def figures_by_size(names: Sequence[str], epsilon: str = "epsilon=1") -> str:
     """Noisy figures at one ε, by n and K."""
     heads = ("n", "K", "answers", "bias in own standard errors, median", "95th percentile", "holds the records, %")
-    heads += ("width", "I²", "of single sites, %", "refused")
+    heads += ("holds the law, %", "width", "I²", "of single sites, %", "refused")
     rows = []
     for record in filter(None, map(results, names)):
         for n in dict.fromkeys(one["n"] for one in record["cells"]):
             cells = [one for one in record["cells"] if one["n"] == n]
             found = record["summaries"][epsilon][f"n={n}"] | _counted(cells, epsilon, record["draws"])
             line = [f"{answers(found)}", number(found, "bias_own_median"), number(found, "bias_own_p95")]
-            line += [share(found, "held", answers(found)), number(found, "width"), number(found, "I2_excess", 1)]
+            line += [share(found, "held", answers(found)), by_the_law(found), number(found, "width")]
+            line += [number(found, "I2_excess", 1)]
             refused = sum("refused" in one for one in cells)
             line += [number(found, "site_held", 1), f"{refused} of {len(cells)} models"]
             rows.append((n, record["sites"], line))
