@@ -225,7 +225,7 @@ def test_what_was_delivered_after_a_backup_is_there_again_after_a_restore_and_no
 def test_thirty_deliveries_after_a_backup_are_there_again(study, monkeypatch):
     waves = tuple(dataclasses.replace(PLAN.waves[0], number=k) for k in range(1, 41))
     plan = dataclasses.replace(PLAN, waves=waves, version=2, budget=dataclasses.replace(PLAN.budget, epsilon=1e6))
-    monkeypatch.setattr("stage.recovery.PLAN", plan)
+    monkeypatch.setattr("stage.hospital_side.recovery.PLAN", plan)
     monkeypatch.setattr(study.hub, "plan", plan)
     study.hub.store.add_plan(sign_plan(plan, [LEAD]), plan)
     lost_and_restored(study, 2, 30)
@@ -335,7 +335,7 @@ def test_what_was_acknowledged_before_counts_with_what_its_site_has_delivered_si
     two = least_total([(PLAN, EVENT)] * 2, PLAN.budget.delta)
     plan = dataclasses.replace(PLAN, budget=dataclasses.replace(PLAN.budget, epsilon=two * 1.001))
     monkeypatch.setattr("test_restore.PLAN", plan)
-    monkeypatch.setattr("stage.recovery.PLAN", plan)
+    monkeypatch.setattr("stage.hospital_side.recovery.PLAN", plan)
     study = request.getfixturevalue("study")
     site = study.site
     study.back_up()
