@@ -22,14 +22,18 @@ def gram(x: Array, weights: Array) -> Array:
     array([[ 5.5,  8. ],
            [ 8. , 12. ]])
     """
+    if len(x) <= ROWS:
+        return np.asarray((x * weights[:, None]).T @ x)
     out = np.zeros((x.shape[1], x.shape[1]))
     for k in range(0, len(x), ROWS):
         out += (x[k : k + ROWS] * weights[k : k + ROWS, None]).T @ x[k : k + ROWS]
     return out
 
 
-def scaled_product(x: Array, scale: Array, by: Array, out: Array | None = None) -> Array:
+def scaled_product(x: Array, scale: Array | None, by: Array, out: Array | None = None) -> Array:
     """(n, q) diag(s) X B of (n, p) x and (p, q) `by`, column by column in memory, or in `out`, which may be x itself.
+
+    Without s, X B.
 
     >>> scaled_product(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([1.0, 0.5]), np.eye(2))
     array([[1. , 2. ],
@@ -37,7 +41,8 @@ def scaled_product(x: Array, scale: Array, by: Array, out: Array | None = None) 
     """
     out = np.empty((len(x), by.shape[1]), order="F") if out is None else out
     for k in range(0, len(x), ROWS):
-        out[k : k + ROWS] = (x[k : k + ROWS] @ by) * scale[k : k + ROWS, None]
+        product = x[k : k + ROWS] @ by
+        out[k : k + ROWS] = product if scale is None else product * scale[k : k + ROWS, None]
     return out
 
 

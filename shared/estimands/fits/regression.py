@@ -120,17 +120,18 @@ def newton(
         step = _solved(information, gradient)
         if step is None:
             break
-        if float(np.abs(step).max(initial=0.0)) <= 1e-10 * (1 + float(np.abs(beta).max(initial=0.0))):
+        if _largest(step) <= 1e-10 * (1 + _largest(beta)):
             beta, converged = beta + step, True
             break
         for _ in range(30):
-            new = value(beta + step)
+            there = beta + step
+            new = value(there)
             if new >= current - 1e-12 * abs(current):
                 break
             step = step / 2
         else:
             break
-        beta, current = beta + step, new
+        beta, current = there, new
     if not converged or information is None:  # else that of a step ago, which was the smallest that counts
         _, information = derivatives(beta)
     try:
@@ -146,7 +147,12 @@ def _solved(information: Array, gradient: Array) -> Array | None:
         step = np.asarray(np.linalg.solve(information, gradient), dtype=float)
     except np.linalg.LinAlgError:
         return None
-    return step if np.isfinite(step).all() else None
+    return step if all(map(math.isfinite, step.tolist())) else None
+
+
+def _largest(vector: Array) -> float:
+    """Of (p,) coefficients, by size: a few numbers are sooner looked at one by one."""
+    return max(map(abs, vector.tolist()), default=0.0)
 
 
 def generalised(
@@ -189,7 +195,7 @@ def generalised(
             return float(weights @ loglik)
 
         def derivatives(beta: Array) -> tuple[Array, Array]:
-            if not np.array_equal(seen[0], beta):
+            if seen[0] is not beta:
                 value(beta)
             return x.T @ (weights * seen[1]), gram(x, weights * seen[2])
 

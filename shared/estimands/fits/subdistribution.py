@@ -45,7 +45,7 @@ def fine_gray(x: Array, time: Array, event: Array, other: Array, *, iterations: 
             likelihood.value, likelihood.derivatives, np.zeros(x.shape[1]), iterations=iterations
         )
         scores = likelihood.scores(beta)
-        influence = scaled_product(scores, np.ones(len(time)), inverse, out=scores)
+        influence = scaled_product(scores, None, inverse, out=scores)
     return RegressionFit(
         beta=beta,
         cov=gram(influence, np.ones(len(time))),

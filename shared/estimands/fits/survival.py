@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +106,7 @@ def cox(
         if trend is not None:
             beta, cov, pushes = _drift(likelihood, beta, cov, residual, trend(time))
         else:
-            pushes = scaled_product(residual, np.ones(len(w)), cov, out=residual)
+            pushes = scaled_product(residual, None, cov, out=residual)
     for j in range(p):
         pushes[:n, j] = np.bincount(whose, pushes[:, j], minlength=n)
     return RegressionFit(beta=beta, cov=cov, converged=converged, fitted=fitted, loglik=reached, influence=pushes[:n])
@@ -150,14 +150,13 @@ class _RiskSets:
 
     def __init__(self, time: Array, event: Array, group: NDArray[np.int64], weights: Array, ties: Ties) -> None:
         n = len(time)
-        new_stratum = np.append(True, group[1:] != group[:-1])
-        new_time = new_stratum.copy()
-        new_time[1:] |= time[1:] != time[:-1]
+        new_stratum = _begins(group)
+        new_time = new_stratum | _begins(time)
         self.deaths = np.flatnonzero(event > 0)
         at = (np.cumsum(new_time) - 1)[self.deaths]
-        self._last = np.append(np.flatnonzero(new_time)[1:], n)[at] - 1  # of those at risk at each death
-        heads = np.flatnonzero(np.append(True, at[1:] != at[:-1]))  # where the deaths at one time begin
-        count = np.diff(np.append(heads, len(self.deaths)))
+        self._last = np.concatenate([np.flatnonzero(new_time)[1:], [n]])[at] - 1  # of those at risk at each death
+        heads = np.flatnonzero(_begins(at))  # where the deaths at one time begin
+        count = np.diff(heads, append=len(at))
         self.weights = weights[self.deaths]
         self.mass = np.repeat(np.add.reduceat(self.weights, heads) / count, count)
         count, first = np.repeat(count, count), np.repeat(heads, count)
@@ -166,33 +165,36 @@ class _RiskSets:
             self.tied = self.tied[:0]
         self.tied_count = count[self.tied]
         self._share = (self.tied - first[self.tied]) / self.tied_count
-        self._knots, self._knot = np.unique(first[self.tied], return_inverse=True)
-        self._knots = np.searchsorted(self.tied, self._knots)  # where those of one time begin among the tied
+        apart = _begins(first[self.tied])
+        self._knots, self._knot = np.flatnonzero(apart), np.cumsum(apart) - 1  # where those of one time begin
+        self._of_tied = self.deaths[self.tied]
         # Summed stratum by stratum: one total over all would lose a small stratum's digits behind a large one's.
         edges = np.append(np.flatnonzero(new_stratum), n)
         size = np.diff(edges)
-        cuts = np.append(edges[:-1][np.append(True, size[1:] != size[:-1])], n)
+        cuts = np.append(edges[:-1][_begins(size)], n)
         self._runs = [(a, b, int(size[np.searchsorted(edges, a)])) for a, b in pairwise(cuts.tolist())]
         self._sums = np.empty(n)
 
     def _running(self, values: Array, back: int = 1) -> Array:
         """(n,) within each stratum from its first row, or from its last with `back` -1; until it is called again."""
         for a, b, size in self._runs:
-            table, sums = (one[a:b].reshape(-1, size)[:, ::back] for one in (values, self._sums))
-            np.cumsum(table, axis=1, out=sums)
+            part, sums = values[a:b], self._sums[a:b]
+            if size < b - a:
+                part, sums = part.reshape(-1, size), sums.reshape(-1, size)
+            np.add.accumulate(part[..., ::back], axis=-1, out=sums[..., ::back])
         return self._sums
 
     def less_largest(self, values: Array) -> None:
         """Take from (n,) values the largest of their stratum."""
         for a, b, size in self._runs:
             table = values[a:b].reshape(-1, size)
-            table -= table.max(axis=1, keepdims=True)
+            table -= np.maximum.reduce(table, axis=1, keepdims=True)
 
     def at_deaths(self, values: Array, out: Array) -> None:
         """(deaths,): sums over the risk set at each death of (n,) values; of tied ones, what is left of it."""
-        np.take(self._running(values), self._last, out=out, mode="clip")
+        self._running(values).take(self._last, out=out, mode="clip")
         if len(self.tied):
-            out[self.tied] -= self._share * self.by_knot(values[self.deaths[self.tied]])
+            out[self.tied] -= self._share * self.by_knot(values[self._of_tied])
 
     def onwards(self, values: Array) -> Array:
         """(n,): of each row the sum over deaths whose risk set it is in, or is left in, of (deaths,) values.
@@ -202,7 +204,7 @@ class _RiskSets:
         at = np.asarray(np.bincount(self._last, values, minlength=len(self._sums)), dtype=float)
         sums = self._running(at, back=-1)
         if len(self.tied):
-            sums[self.deaths[self.tied]] -= self.by_knot(self._share * values[self.tied])
+            sums[self._of_tied] -= self.by_knot(self._share * values[self.tied])
         return sums
 
     def by_knot(self, values: Array) -> Array:
@@ -210,8 +212,17 @@ class _RiskSets:
         return np.asarray(np.add.reduceat(values, self._knots)[self._knot])
 
 
+def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) whether a value is another one than that before it; the first is."""
+    out = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=out[1:])
+    return out
+
+
 class _PartialLikelihood:
     """The partial likelihood of sorted rows, its derivatives and its score residuals.
+
+    Coefficients must not be written to afterwards: that they are the same array says that they are the same.
 
     Args:
         x: (n, p), column after column in memory: sums over risk sets are of one column at a time.
@@ -228,7 +239,7 @@ class _PartialLikelihood:
 
     def _at_risk(self, beta: Array) -> tuple[Array, Array, Array]:
         """θ, the logarithm it was divided by, and at each death its risk set's sum of θ."""
-        if self._known is None or not np.array_equal(self._known[0], beta):
+        if self._known is None or self._known[0] is not beta:
             # A step's value and its derivatives are one sum.
             eta = self._x @ beta
             eta += self._shift
@@ -236,7 +247,7 @@ class _PartialLikelihood:
             of_deaths, theta, inside = eta[self._sets.deaths], np.exp(eta, out=eta), np.empty(len(self._sets.deaths))
             theta *= self._w
             self._sets.at_deaths(theta, inside)
-            self._known = beta.copy(), (theta, of_deaths, inside)
+            self._known = beta, (theta, of_deaths, inside)
         return self._known[1]
 
     def _mean(self, beta: Array, j: int, out: Array) -> None:
