@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
@@ -70,7 +71,7 @@ class TermColumns:
 def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]]) -> TermColumns:
     """The columns of the terms of a question."""
     design = TermColumns()
-    terms = [right_side(parse(term)).terms[0] for term in estimand.terms]
+    terms = [_factors(term) for term in estimand.terms]
     # R's rule: a factor loses its reference level in a term when the term without that factor is in the model too.
     present = {frozenset(map(str, term)) for term in terms}
     if estimand.intercept or not KINDS[estimand.kind].baseline:
@@ -98,6 +99,12 @@ def design_of(table: QuestionRows, estimand: Estimand, levels: dict[str, Sequenc
             design.columns.append(column)
             design.r_names[named] = named if label == text and text in estimand.per else r_name
     return design
+
+
+@functools.lru_cache(maxsize=1024)
+def _factors(term: str) -> tuple[Node, ...]:
+    """What is crossed in a term: 500 sites are asked of the same."""
+    return right_side(parse(term)).terms[0]
 
 
 def _cross(a: _Piece, b: _Piece) -> _Piece:
@@ -174,7 +181,7 @@ def outcome_of(table: QuestionRows, text: str, *, binary: bool) -> Array:
     """The outcome of a model or a comparison (n,), as numbers."""
     node = parse(text)
     column = values(node, table)
-    wrong = int((np.isfinite(column) & ~np.isin(column, (0.0, 1.0))).sum())
+    wrong = int((np.isfinite(column) & (column != 0) & (column != 1)).sum())
     if binary and wrong:
         raise EstimateRefusal(
             f"outcome {text!r} must be 0 or 1",
@@ -313,7 +320,7 @@ def varying(result: QuestionResult, design: TermColumns, data: ModelRows, *, con
     """
     alive = []
     for j, label in enumerate(design.labels):
-        if np.ptp(data.x[:, j]) == 0 and (constant or free or data.x[0, j] == 0):
+        if (data.x[:, j] == data.x[0, j]).all() and (constant or free or data.x[0, j] == 0):
             empty_level = label in design.levelled and data.x[0, j] == 0
             default = NO_ROWS if empty_level else "the column is constant at this site"
             result.answers[label] = design.reasons.get(label, default)
@@ -342,7 +349,7 @@ def too_little(
     if len(data.y) - parameters < max(floors.residual_df, 1):
         return few(len(data.y), parameters, floors)
     least = max(floors.events, terms, 1) if survival else floors.events if kind in RISKS else -np.inf
-    if not survival and np.ptp(data.y) == 0:
+    if not survival and (data.y == data.y[0]).all():
         return "the outcome is constant at this site"
     if events < least:
         return f"{int(events)} events for {terms} terms: too few"

@@ -81,7 +81,7 @@ class Moves:
 
 def correlations(labels: Sequence[str], cov: Array) -> dict[str, dict[str, float]]:
     """label -> other label -> correlation, of a (p, p) covariance; of labels without a variance none."""
-    variance = np.diag(cov)
+    variance = cov.diagonal()
     spread = np.sqrt(np.where(variance > 0, variance, 0.0))
     return {
         a: {b: float(cov[j, k] / (spread[j] * spread[k])) for k, b in enumerate(labels) if k != j and spread[k] > 0}

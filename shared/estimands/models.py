@@ -145,8 +145,6 @@ def model_answers(
 
 def _in_table(place: NDArray[np.int64], pushes: Array, rows: int) -> Array:
     """(rows,) what each row of the table moves an estimate by: the sum of its parts, 0 where it was not used."""
-    if np.array_equal(place, np.arange(rows)):
-        return pushes
     return np.asarray(np.bincount(place, pushes, minlength=rows), dtype=float)
 
 
@@ -263,21 +261,21 @@ def _fit(
     # Centred and scaled columns: a blood pressure in mmHg and a rate per day fit equally well.
     chosen = x if len(basis) == x.shape[1] else x[:, basis]
     centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
-    scale = np.array([math.sqrt(float(np.mean((chosen[:, j] - centre[j]) ** 2))) for j in range(len(basis))])
+    squares = ((chosen[:, j] - centre[j]) ** 2 for j in range(len(basis)))
+    scale = np.array([math.sqrt(float(square.sum()) / len(x)) for square in squares])
     fit = run(by_column(chosen, centre, scale, constant=constant))
-    back: Array = np.diag(1 / scale)
+    each = len(basis) + constant
+    back: Array = np.eye(each)
+    back[range(constant, each), range(constant, each)] = 1 / scale
     if constant:
-        back = np.asarray(
-            np.block([[np.ones((1, 1)), -(centre / scale)[None, :]], [np.zeros((len(basis), 1)), back]]), dtype=float
-        )
+        back[0, 1:] = -centre / scale
     if len(equations) > 1:
         back = np.asarray(np.kron(np.eye(len(equations)), back), dtype=float)
-    pushes = scaled_product(fit.influence, np.ones(len(fit.influence)), back.T, out=fit.influence)
+    pushes = scaled_product(fit.influence, None, back.T, out=fit.influence)
     cov = back @ fit.cov @ back.T if moved.clusters is None else moved.clustered(pushes, place)
-    beta, variance = back @ fit.beta, np.diag(cov)
+    beta, variance = back @ fit.beta, cov.diagonal()
     placed = [(position, names_[j]) for position, j in enumerate(basis, start=int(constant)) if j in supported]
     placed = [(0, INTERCEPT), *placed] if constant else placed
-    each = len(basis) + constant
     placed = [(k * each + position, name + of) for k, of in enumerate(equations) for position, name in placed]
     for position, name in placed:
         answers[name] = (float(beta[position]), float(variance[position]))
@@ -285,7 +283,7 @@ def _fit(
     if constant and len(supported) < x.shape[1]:
         answers |= {INTERCEPT + of: HANGS for of in equations}
     at = [position for position, _ in placed]
-    moved.labels, moved.cov = tuple(name for _, name in placed), np.asarray(cov[np.ix_(at, at)])
+    moved.labels, moved.cov = tuple(name for _, name in placed), cov[at][:, at]
     return answers
 
 
@@ -556,7 +554,7 @@ def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRo
                 offset=part.offset - part.offset.mean(),
                 trend=_TRENDS[estimand.transform] if estimand.kind == "schoenfeld" else None,
             )
-        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+        if not fit.converged or float(fit.fitted.max() - fit.fitted.min()) > 50:
             raise _NoMaximum
         return fit
 

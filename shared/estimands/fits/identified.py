@@ -21,10 +21,10 @@ def unseen(x: Array, constant: bool = True) -> list[list[int]]:
     """
     centre = x.mean(axis=0) if constant else np.zeros(x.shape[1])
     together = sum((_square(x[k : k + ROWS] - centre) for k in range(0, len(x), ROWS)), np.zeros((x.shape[1],) * 2))
-    scale = np.sqrt(np.diag(together) / max(len(x), 1))
+    scale = np.sqrt(together.diagonal() / max(len(x), 1))
     if scale.all() and np.isfinite(together).all():  # squares may be beyond what a number holds
         # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
-        correlation = together / len(x) / np.outer(scale, scale)
+        correlation = together / len(x) / (scale[:, None] * scale)
         if np.linalg.eigvalsh(correlation)[:1].min(initial=1.0) > 1e-6:
             return [[] for _ in range(x.shape[1])]
     standard = (x - centre) / np.where(scale > 0, scale, 1.0)

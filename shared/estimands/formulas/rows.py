@@ -106,6 +106,8 @@ def values(node: Node, rows: QuestionRows) -> Array:
     The result may be one that `rows` keeps: it is not to be written to.
     Raises: EstimateRefusal: words where numbers must stand, a level that does not exist.
     """
+    if node.kind == "name":
+        return rows.numbers(str(node.value))
     with np.errstate(all="ignore"):
         return _values(node, rows)
 
