@@ -46,9 +46,14 @@ def linkage(x: Array, released: Array, looked_for: NDArray[np.int_] | None = Non
     >>> linkage(x, x + 0.6).tolist(), linkage(x, x + 0.6, np.array([0, 2])).tolist()
     ([True, False, False], [True, False])
     """
-    some: Any = slice(None) if looked_for is None else looked_for
-    own = np.linalg.norm(x[some] - released[some], axis=1)
-    return np.asarray(own <= _nearest(x[some], released) * (1 + 1e-12))
+    left = np.arange(len(x)) if looked_for is None else looked_for
+    own = np.linalg.norm(x[left] - released[left], axis=1)
+    linked, at = np.ones(len(left), dtype=bool), np.arange(len(left))
+    for first in range(0, len(released), _WIDE):
+        # Whoever has another row nearer is done: most are, among the first few thousand rows.
+        linked[at] = own[at] <= _nearest(x[left[at]], released[first : first + _WIDE]) * (1 + 1e-12)
+        at = at[linked[at]]
+    return linked
 
 
 def twins(x: Array, released: Array, ranked: NDArray[np.int_]) -> tuple[float, float]:
