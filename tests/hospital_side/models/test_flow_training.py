@@ -197,6 +197,22 @@ def test_the_law_of_a_level_is_the_same_by_either_method_of_fitting(levels, monk
     assert np.allclose(np.diff(newton.cumulative(y).mean(axis=0)), np.bincount(level.astype(int)) / 500, atol=1e-4)
 
 
+@pytest.mark.parametrize("rare", [False, True])
+def test_the_law_of_a_level_is_the_same_from_wherever_its_fit_begins(rare, monkeypatch):
+    """A part of many records says where to begin; one that has not all the levels says it wrongly."""
+    rng = np.random.default_rng(1)
+    a = rng.normal(size=(2_000, 2))
+    level = np.clip(np.floor(a[:, 0] + rng.normal(size=2_000) + 1.5), 0, 2)
+    if rare:
+        level = np.minimum(level, 1)
+        level[1:40:2] = 2  # none of every tenth
+    y = np.column_stack([a, level + rng.random(2_000)])
+    cold = flow_shape.level_model(y, 2, 3, (0, 1), (0, 0))
+    monkeypatch.setattr(flow_shape, "_FEW", 200)
+    warm = flow_shape.level_model(y, 2, 3, (0, 1), (0, 0))
+    assert np.allclose(warm.cumulative(y), cold.cumulative(y), rtol=0, atol=1e-7)
+
+
 def test_how_the_likelihood_of_levels_bends_is_summed_over_every_block_of_records(monkeypatch):
     rng = np.random.default_rng(3)
     features, odds = rng.normal(size=(500, 3)), rng.exponential(size=(500, 4))
