@@ -48,15 +48,16 @@ from site_agent.release.audit.rates import Array, rate
 from site_agent.release.audit.report import EXTREME_SHARE, AuditLimits, AuditReport
 from site_agent.release.audit.view import recoded, seen
 
-__all__ = ["MOST_LOOKED_FOR", "AttackedRows", "attack", "run_audit"]
+__all__ = ["MOST_LOOKED_FOR", "MOST_PROBED", "AttackedRows", "attack", "run_audit"]
 
 
 _MOST_RATIOS = 40_000_000
-MOST_LOOKED_FOR, FEWEST_MEMBERS, _MOST_PAIRS = 10_000, 5_000, 10**9
-"""Records whose nearest released row is looked for, of each kind: a rate is told to a hundredth by them, and in many
-columns each looks at every row. The four looks of the membership attack take fewer where there are more than 100,000
-rows, which leaves its AUC half a hundredth less certain; those for a person's own row, which a limit of a few percent
-hangs on, do not."""
+MOST_LOOKED_FOR = 10_000
+"""Records whose nearest released row is looked for, of each kind: a rate is told to a hundredth by them."""
+MOST_PROBED = 50_000
+"""Records that the membership attack splits into members and others."""
+_MOST_RANKED = 100_000_000
+"""Pairs of a record whose rank is told and another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,17 +132,18 @@ def run_audit(rows: AttackedRows, view: Callable[[Array], Array] | None = None) 
     parts = (rows.x, rows.released, rows.fitted_on, rows.held_back, rows.probe)
     x, released, fitted_on, held_back, probe = parts if view is None else map(view, parts)
     whiten, standardise = whitening(x), standardising(x)
+    white, white_rows = whiten(x), whiten(released)
     norms = np.linalg.norm(rows.latents, axis=1)
     extreme = _spread(np.flatnonzero(norms >= np.quantile(norms, 1 - EXTREME_SHARE)))
-    linked, ranked = _spread(np.arange(len(x))), _spread(np.arange(len(x)), MOST_TARGETS)
-    twin, rank = twins(whiten(x), whiten(released), ranked)
-    most = min(MOST_LOOKED_FOR, max(FEWEST_MEMBERS, _MOST_PAIRS // len(x)))
-    fitted_on, held_back = _spread(fitted_on, most), _spread(held_back, most)
+    linked = _spread(np.arange(len(x)))
+    ranked = _spread(np.arange(len(x)), min(MOST_TARGETS, max(500, _MOST_RANKED // len(x))))
+    twin, rank = twins(white, white_rows, ranked)
+    probed, fitted_on, held_back = len(probe), _spread(fitted_on), _spread(held_back)
     return AuditReport(
         membership=membership_auc(whiten(fitted_on), whiten(held_back), whiten(probe)),
         membership_plain=membership_auc(standardise(fitted_on), standardise(held_back), standardise(probe)),
-        own_row=rate(linkage(whiten(x), whiten(released), linked), chance=1 / len(x)),
-        extreme=rate(linkage(whiten(x), whiten(released), extreme), chance=1 / len(x)),
+        own_row=rate(linkage(white, white_rows, linked), chance=1 / len(x)),
+        extreme=rate(linkage(white, white_rows, extreme), chance=1 / len(x)),
         twin_probability=twin,
         median_rank=rank,
         n=len(x),
@@ -150,6 +152,7 @@ def run_audit(rows: AttackedRows, view: Callable[[Array], Array] | None = None) 
         n_extreme=len(extreme),
         n_ranked=len(ranked),
         n_linked=len(linked),
+        n_probed=probed,
     )
 
 

@@ -10,7 +10,16 @@ from shared.errors import AuditRefusal
 from shared.plans.plan import Floors
 from site_agent.release.audit.rates import Rate, auc_half_width, binomial_rate
 
-__all__ = ["EXTREME_SHARE", "FALSE_ALARMS", "AuditLimits", "AuditReport", "Excess", "LikelihoodAttack", "gate"]
+__all__ = [
+    "EXTREME_SHARE",
+    "FALSE_ALARMS",
+    "AuditLimits",
+    "AuditReport",
+    "Excess",
+    "LikelihoodAttack",
+    "beyond",
+    "gate",
+]
 
 
 EXTREME_SHARE = 0.05
@@ -91,7 +100,8 @@ class AuditReport:
         median_rank: eq. 26, over the same records.
         n: records in the release; n_linked: of them in `own_row`, 0 for all. n_fitted, n_held_back: of the membership
             attack. n_extreme: records in `extreme`. Of each at most 10,000, evenly spaced.
-        n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair.
+        n_ranked: at most 2,000, evenly spaced, because a rank looks at every pair; fewer of many records.
+        n_probed: rows of the release that membership, the likelihood ratio and the attacks on tables were tried on.
         likelihood: of an attacker who holds the flow; None where it was not tried.
         tables: attacks on the released table against a control group; inference once for each column.
         limits: those in force.
@@ -109,6 +119,7 @@ class AuditReport:
     n_extreme: int = 0
     n_ranked: int = 0
     n_linked: int = 0
+    n_probed: int = 0
     likelihood: LikelihoodAttack | None = None
     tables: tuple[Excess, ...] = ()
     limits: AuditLimits | None = None
@@ -169,6 +180,11 @@ class AuditReport:
             worst = max(guessed, key=lambda one: one.excess.value)
             out.append(
                 worst.sentence(f"Guessing one column from all others, worst of {len(guessed)}, {worst.name[13:]}")
+            )
+        if 0 < self.n_probed < self.n / 2:
+            out.append(
+                f"Who is behind the rows, what the flow adds and what tables show was tried on a release of "
+                f"{self.n_probed:,} records: a patient is one among fewer there, and easier to tell."
             )
         return (*out, *self._limit_sentences())
 
@@ -244,16 +260,20 @@ def gate(report: AuditReport, limits: AuditLimits) -> None:
                 given=f"{count}: too small to tell",
                 next_step="Wait for more persons in the table.",
             )
-    beyond = [(name, rate, limit) for name, rate, limit in _held_against(report, limits) if rate.low > limit]
-    if beyond:
-        name, rate, limit = max(beyond, key=lambda item: item[1].low - item[2])
-        others = f"; {len(beyond)} limits are exceeded" if len(beyond) > 1 else ""
+    if found := beyond(report, limits):
+        name, rate, limit = max(found, key=lambda item: item[1].low - item[2])
+        others = f"; {len(found)} limits are exceeded" if len(found) > 1 else ""
         raise AuditRefusal(
             f"{name} must be at most {limit:.2f}",
             given=f"{rate.value:.2f}, 95 % interval from {_beyond(rate.low, limit)}{others}",
             next_step="Its charge stays. See site-agent curve STUDY for a w at which attacks find less, and ask the "
             "lead to amend the plan to it.",
         )
+
+
+def beyond(report: AuditReport, limits: AuditLimits) -> list[tuple[str, Rate, float]]:
+    """Figures whose whole 95 % interval lies beyond their limit: what each is, the figure, the limit."""
+    return [(name, rate, limit) for name, rate, limit in _held_against(report, limits) if rate.low > limit]
 
 
 def _held_against(report: AuditReport, limits: AuditLimits) -> tuple[tuple[str, Rate, float], ...]:

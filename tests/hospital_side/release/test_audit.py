@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.encoding import Encoder
 from site_agent.models.flow import FlowSettings, fit_flow, refit_flow
+from site_agent.release import drawing
 from site_agent.release.audit import controlled, distances
 from site_agent.release.audit.attacks import AttackedRows, attack, run_audit
 from site_agent.release.audit.controlled import table_attacks
@@ -26,6 +28,7 @@ from site_agent.release.audit.likelihood import likelihood_ratios, signals, trad
 from site_agent.release.audit.rates import auc_of
 from site_agent.release.audit.report import FALSE_ALARMS, AuditLimits, AuditReport, gate
 from site_agent.release.audit.view import recoded, seen
+from site_agent.release.fitting import FittedMechanism
 from tests.benchmarks.paper.studies import gaussian_table
 
 SETTINGS = FlowSettings(flows=2, hidden=16, epochs=3, patience=2, margins="none")
@@ -297,18 +300,6 @@ def test_of_many_records_ten_thousand_are_looked_for_and_the_report_says_so():
     assert report.n_extreme == 600
     assert (report.own_row.value, report.extreme.value) == (1.0, 1.0)
     assert any("100.0% of 10,000 records" in one for one in report.sentences())
-
-
-def test_of_more_rows_fewer_members_are_looked_for_and_no_fewer_own_rows(monkeypatch):
-    monkeypatch.setattr("site_agent.release.audit.attacks._MOST_PAIRS", 7_000 * 12_000)
-    rng = np.random.default_rng(8)
-    x, fresh = rng.normal(size=(12_000, 2)), rng.normal(size=(9_000, 2))
-    rows = AttackedRows(x=x, released=x, latents=x, fitted_on=x, held_back=fresh, probe=rng.normal(size=x.shape))
-    report = run_audit(rows)
-    assert (report.n_linked, report.n_fitted, report.n_held_back) == (10_000, 7_000, 7_000)
-    monkeypatch.setattr("site_agent.release.audit.attacks._MOST_PAIRS", 1)
-    report = run_audit(rows)
-    assert (report.n_linked, report.n_fitted, report.n_held_back) == (10_000, 5_000, 5_000)
 
 
 def test_linkage_interval_is_clopper_pearsons():
@@ -662,6 +653,54 @@ def test_the_same_seed_gives_the_same_report_and_another_one_another(dictionary)
     one, two, other = (whole_attack(dictionary, 0.5, seed=seed, n=120) for seed in (4, 4, 5))
     assert one == two
     assert one != other
+
+
+@pytest.fixture
+def large(dictionary, monkeypatch):
+    """How a release at w, of three times the records that are probed, is attacked: (w, decide, limits) to a report."""
+    monkeypatch.setattr("site_agent.release.audit.attacks.MOST_PROBED", 200)
+    encoder, rng = Encoder(dictionary=dictionary), seeded_rng(4)
+    x = encoder.encode(dictionary.check(make_table(600)), rng)
+    settings = FlowSettings(flows=1, hidden=8, epochs=0)
+    flow = refit_flow(x, settings, rng, epochs=0, integer_columns=encoder.integer_columns).flow
+
+    def attacked(w, decide, limits):
+        mechanism = LatentNoise(flow=flow, w=w, radius=default_radius(encoder.d))
+        fitted = FittedMechanism(mechanism=mechanism, released=np.arange(600))
+        kept = {"encoder": encoder, "limits": limits, "rng": rng, "progress": lambda share: None}
+        return drawing._attack(decide=decide, x=x, noisy=mechanism.release(x, rng), fitted=fitted, **kept)
+
+    return attacked
+
+
+def test_of_a_large_table_membership_is_tried_on_a_part_and_own_rows_among_all(large):
+    report = large(0.5, False, LIMITS)
+    assert (report["n"], report["n_linked"], report["n_probed"], report["n_held_back"]) == (600, 600, 160, 40)
+    assert report["own_row"]["chance"] == 1 / 600
+    said = "tried on a release of 160 records: a patient is one among fewer there, and easier to tell."
+    assert sum(said in line for line in report["sentences"]) == 1
+
+
+def test_what_a_part_of_a_large_table_would_refuse_is_tried_on_all_of_it(large):
+    strict = dataclasses.replace(LIMITS, membership_auc=0.52, own_row_linkage=1.0, extreme_linkage=1.0)
+    with pytest.raises(AuditRefusal):
+        large(0.9, True, strict)
+    wide = dataclasses.replace(strict, membership_auc=0.85)
+    assert large(0.9, True, wide)["n_probed"] == 160
+    assert large(0.9, False, strict)["n_probed"] == 160
+    # Own rows are looked for among all rows at once; a limit on them that is exceeded has the rest tried on all, too.
+    with pytest.raises(AuditRefusal, match="own-row linkage"):
+        large(0.999, True, dataclasses.replace(wide, own_row_linkage=0.5))
+
+
+def test_a_member_is_easier_to_tell_among_fewer_rows():
+    found = []
+    for n in (1_000, 4_000, 16_000):
+        rng = np.random.default_rng(n)
+        x = rng.normal(size=(n, 6))
+        probe = math.sqrt(0.9) * x[n // 5 :] + math.sqrt(0.1) * rng.normal(size=(n - n // 5, 6))
+        found.append(membership_auc(x[n // 5 :][:2_000], x[: n // 5][:2_000], probe).value)
+    assert found[0] - 0.05 > found[1] > found[2] + 0.05
 
 
 def test_codes_of_an_attacker_are_a_function_of_what_is_released(dictionary):
