@@ -13,6 +13,7 @@ from shared.errors import ParameterError, TrainingRefusal
 from shared.plans.plan import Training
 from site_agent.models import flow_shape, flow_trainer
 from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
+from site_agent.models.flow_trainer import Trainer
 from tests.benchmarks.paper.studies import gaussian_table
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -211,6 +212,30 @@ def test_the_law_of_a_level_is_the_same_from_wherever_its_fit_begins(rare, monke
     monkeypatch.setattr(flow_shape, "_FEW", 200)
     warm = flow_shape.level_model(y, 2, 3, (0, 1), (0, 0))
     assert np.allclose(warm.cumulative(y), cold.cumulative(y), rtol=0, atol=1e-7)
+
+
+def test_of_many_records_a_part_chooses_how_long_to_train_and_all_are_trained_on(monkeypatch):
+    rng = np.random.default_rng(4)
+    a = rng.normal(size=(2_000, 2))
+    x = np.column_stack([a[:, 0], a[:, 0] ** 2 + 0.3 * a[:, 1], rng.random(2_000) + (rng.random(2_000) < 0.3)])
+    whole = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(2,))
+    monkeypatch.setattr("site_agent.models.flow._SEARCHED", 500)
+    taken = []
+    run = Trainer.run
+
+    def counted(self, train, batch, steps, *others, **named):
+        taken.append((len(train), batch, steps))
+        return run(self, train, batch, steps, *others, **named)
+
+    monkeypatch.setattr(Trainer, "run", counted)
+    part = fit_flow(x, SMALL, seeded_rng(1), integer_columns=(2,))
+    assert (whole.report.held_back, part.report.held_back) == (500, 125)
+    ((rows, batch, steps),) = taken
+    assert (rows, steps) == (2_000, part.report.epochs * (375 // batch))
+    assert steps > 0
+    # Levels, margins and whitening are those of all records either way.
+    for one, other in zip(*(flow.flow.second.first.models for flow in (whole, part)), strict=True):
+        assert np.array_equal(one.coefficients, other.coefficients)
 
 
 def test_how_the_likelihood_of_levels_bends_is_summed_over_every_block_of_records(monkeypatch):
