@@ -277,19 +277,19 @@ def _as_model(question: Estimand) -> Estimand | None:
 class SurrogateSampler:
     """Draws tables like a given one: a Gaussian copula with its margins. Safe for many threads.
 
-    What is worked out of each column, and the tables drawn last, are kept for the next question to the same table.
+    The order of the rows by each column, and the tables drawn last, are kept for the next question to the same table.
     """
 
     def __init__(self) -> None:
-        self._margins: dict[str, tuple[pd.Series, Array]] = {}
+        self._orders: dict[str, NDArray[np.int32]] = {}
         self._drawn: OrderedDict[tuple[tuple[str, ...], float, int], tuple[pd.DataFrame, QuestionRows]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
     def cells(self) -> int:
-        """Numbers that are kept."""
-        columns, drawn = list(self._margins.values()), list(self._drawn.values())
-        return sum(2 * len(scores) for _, scores in columns) + sum(2 * rows.cells for _, rows in drawn)
+        """Numbers that are kept, of eight bytes."""
+        orders, drawn = list(self._orders.values()), list(self._drawn.values())
+        return sum(order.nbytes // 8 for order in orders) + sum(rows.cells for _, rows in drawn)
 
     def forget_drawn(self) -> None:
         """Keep no tables that were drawn: they are drawn again sooner than the columns are worked out."""
@@ -329,26 +329,24 @@ class SurrogateSampler:
 
     def _draw(self, table: pd.DataFrame | QuestionRows, columns: tuple[str, ...], r: float, rows: int) -> pd.DataFrame:
         n, d = len(table), len(columns)
-        for name in columns:
-            if name not in self._margins:
-                self._margins[name] = _margin(table, name)
-        scores = np.stack([self._margins[name][1] for name in columns])
+        normal, scores = special.ndtri((np.arange(n) + 0.5) / n), np.empty((d, n))
+        for name, score in zip(columns, scores, strict=True):
+            if name not in self._orders:
+                self._orders[name] = _order(table, name)
+            score[self._orders[name]] = normal
         with np.errstate(all="ignore"):
             correlation = np.atleast_2d(np.corrcoef(scores))
         root = np.linalg.cholesky(0.999 * np.nan_to_num(correlation, nan=1.0) + 0.001 * np.eye(d))
         uniform = special.ndtr(_latents(d, rows, r)[0] @ root.T)
         at = np.minimum((uniform * n).astype(np.int64), n - 1)
-        return pd.DataFrame({name: self._margins[name][0].array.take(at[:, j]) for j, name in enumerate(columns)})
+        drawn = {name: table[name].array.take(self._orders[name][at[:, j]]) for j, name in enumerate(columns)}
+        return pd.DataFrame(drawn, copy=False)
 
 
-def _margin(table: pd.DataFrame | QuestionRows, name: str) -> tuple[pd.Series, Array]:
-    """A column sorted, and the normal score of each row of the table; ties are broken by lot, for each column anew."""
-    n = len(table)
-    lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(n)
-    order = np.lexsort((lots, _key(table[name])))
-    scores = np.empty(n)
-    scores[order] = special.ndtri((np.arange(n) + 0.5) / n)
-    return table[name].take(order), scores
+def _order(table: pd.DataFrame | QuestionRows, name: str) -> NDArray[np.int32]:
+    """The rows of the table by a column, rising; ties are broken by lot, for each column anew."""
+    lots = np.random.default_rng([_SEED, list(table.columns).index(name)]).random(len(table))
+    return np.lexsort((lots, _key(table[name]))).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=32)

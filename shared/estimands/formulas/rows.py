@@ -187,6 +187,7 @@ def is_category(column: pd.Series) -> bool:
 def numbers(column: pd.Series) -> Array:
     """(n,) float64, NaN where missing or infinite; ordered levels that are numbers count as numbers.
 
+    Not to be written to: of a column that is such numbers already, they are the column's own.
     Raises: EstimateRefusal: a column of words.
     """
     import pandas as pd
@@ -200,9 +201,6 @@ def numbers(column: pd.Series) -> Array:
     if isinstance(column.dtype, pd.CategoricalDtype):
         column = column.astype(column.dtype.categories.dtype if column.notna().all() else "float64")
     plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in "fiub"  # most columns, without a detour
-    out = (
-        column.to_numpy(dtype=float, copy=True) if plain else column.astype("Float64").to_numpy(float, na_value=np.nan)
-    )
-    out = out if plain else out.copy()
-    out[~np.isfinite(out)] = np.nan
-    return np.asarray(out)
+    out = column.to_numpy(dtype=float) if plain else column.astype("Float64").to_numpy(float, na_value=np.nan)
+    whole = np.isfinite(out)
+    return np.ascontiguousarray(out if whole.all() else np.where(whole, out, np.nan)).view()

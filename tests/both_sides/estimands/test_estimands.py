@@ -19,7 +19,7 @@ from coordinator.pooling.pool import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
 from shared.estimands.fits.survival import SurvivalOutcome, cox, kaplan_meier, restricted_mean
-from shared.estimands.formulas import Node, parse
+from shared.estimands.formulas import Node, QuestionRows, parse
 
 
 def ask(table, text, **more):
@@ -653,6 +653,17 @@ def test_every_answer_counts_the_rows_it_left_out():
     assert (row.n + row.n_missing, row.n_outside) == (women, 400 - women)
     assert row.n_missing == int((table.sex[:20] == 1).sum())
     assert row.yi == pytest.approx(estimate(table[table.sex == 1], "ols", "years ~ sbp", term="sbp").yi)
+
+
+def test_numbers_of_a_column_are_its_own_and_nobody_writes_to_them():
+    table = pd.DataFrame({"sbp": [120.0, 140.0], "age": [50.0, np.inf], "sex": [0, 1]})
+    rows = QuestionRows(table)
+    assert np.shares_memory(rows.numbers("sbp"), table.sbp.to_numpy()), "or a table took room twice"
+    np.testing.assert_array_equal(rows.numbers("age"), [50.0, np.nan])
+    np.testing.assert_array_equal(rows.numbers("sex"), [0.0, 1.0])
+    assert not any(rows.numbers(name).flags.writeable for name in table)
+    table.loc[0, "sbp"] = 121.0
+    assert table.age[1] == np.inf, "what a question reads as missing stands in the table as it did"
 
 
 def test_a_filter_leaves_out_what_it_does_not_know():

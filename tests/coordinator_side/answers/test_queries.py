@@ -198,21 +198,21 @@ def test_what_is_drawn_like_a_table_takes_room_as_the_table_does():
     kept.rows(("beta",), lambda: wide)
     assert kept._tables.keys() == {("alpha",), ("beta",)}
     drawn = kept.surrogate(("alpha",)).rows(alpha, ["sbp"], 0.5)
-    assert kept._tables["alpha",].cells == alpha.cells + 2 * len(wide) + 2 * drawn.cells > 2000
+    assert kept._tables["alpha",].cells == alpha.cells + len(wide) // 2 + drawn.cells > 2000
     kept.rows(("gamma",), lambda: wide)
     assert sum(known.cells for known in kept._tables.values()) <= 2000
 
 
 def test_what_is_drawn_like_a_table_goes_when_answers_are_kept_and_before_any_table():
     """A question draws after it has read its tables: what it drew last is bounded though no further table comes."""
-    kept, wide = EstimateCache(cells=7600), pd.DataFrame({"sbp": np.arange(900.0)})
+    kept, wide = EstimateCache(cells=4000), pd.DataFrame({"sbp": np.arange(900.0)})
     for site in ("alpha", "beta"):
         drawn = kept.surrogate((site,)).rows(kept.rows((site,), lambda: wide), ["sbp"], 0.5)
-    each = len(wide) + 2 * len(wide) + 2 * drawn.cells  # the table, of its column values and scores, what was drawn
-    assert sum(known.cells for known in kept._tables.values()) == 2 * each > 7600
+    each = len(wide) + len(wide) // 2 + drawn.cells  # the table, the order of its rows, what was drawn
+    assert sum(known.cells for known in kept._tables.values()) == 2 * each > 4000
     kept.keep(["mean(sbp)"], "cvd", {}, used=())
     assert all(known.rows is not None for known in kept._tables.values())
-    assert sum(known.cells for known in kept._tables.values()) == 2 * each - 2 * drawn.cells <= 7600
+    assert sum(known.cells for known in kept._tables.values()) == 2 * each - drawn.cells <= 4000
 
 
 def test_when_every_bundle_is_gone_the_refusal_names_them_all(other):
