@@ -227,6 +227,7 @@ class TableCache:
 
     def __init__(store) -> None:
         store._tables: OrderedDict[str, tuple[Hashable, int, pd.DataFrame]] = OrderedDict()
+        store._bytes = 0
         store._checked: dict[str, Hashable] = {}
         store._lock = threading.Lock()
         store._turns = tuple(threading.Lock() for _ in range(64))
@@ -244,12 +245,14 @@ class TableCache:
         return found[2].copy(deep=False)
 
     def keep(store, digest: str, state: Hashable, table: pd.DataFrame) -> pd.DataFrame:
-        size = int(table.memory_usage(deep=True).sum())
+        size = sum(column.memory_usage(index=False, deep=True) for _, column in table.items())
         with store._lock:
+            store._drop(digest)
             store._checked[digest] = state
             store._tables[digest] = (state, size, table)
-            while sum(size for _, size, _ in store._tables.values()) > TABLES_KEPT:
-                store._tables.popitem(last=False)
+            store._bytes += size
+            while store._bytes > TABLES_KEPT:
+                store._drop(next(iter(store._tables)))
         return table.copy(deep=False)
 
     def note(store, digest: str, state: Hashable) -> None:
@@ -265,4 +268,8 @@ class TableCache:
     def forget(store, digest: str) -> None:
         with store._lock:
             store._checked.pop(digest, None)
-            store._tables.pop(digest, None)
+            store._drop(digest)
+
+    def _drop(store, digest: str) -> None:
+        """Of the table alone, by who holds the lock."""
+        store._bytes -= store._tables.pop(digest, (None, 0))[1]

@@ -54,7 +54,7 @@ def read_table(
         if max(size, taken) > cap:
             raise SchemaRefusal("the table must have the manifest's rows and fit in memory")
         words = [name for name in columns if kinds[name] == "words"]
-        parts = []
+        parts, waiting = [], None
         with pq.ParquetFile(pa.BufferReader(buffer), metadata=meta, read_dictionary=words, **limits) as parquet:
             for name in columns:
                 forget()
@@ -70,9 +70,15 @@ def read_table(
                     column.validate(full=True)  # words must be UTF-8: nothing later looks before it reads them
                 if kinds[name] == "words":
                     column = column.cast(pa.schema([schema.field(name)], metadata=schema.metadata))
-                # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
-                parts.append(column.to_pandas(use_threads=False, self_destruct=True))
-        table = pd.concat(parts, axis=1) if parts else pd.DataFrame(index=range(rows))
+                # Small columns become pandas' together, for that takes a millisecond however few rows there are; large
+                # ones each by itself, so that the table is never there twice.
+                waiting = column if waiting is None else waiting.append_column(column.field(0), column.column(0))
+                if waiting.nbytes > TOGETHER or name == columns[-1]:
+                    # Whatever dtypes the file claims, `Dictionary.validate_release` decides afterwards.
+                    parts.append(waiting.to_pandas(use_threads=False, self_destruct=True))
+                    waiting = None
+        parts = parts or [pd.DataFrame(index=range(rows))]
+        table = parts[0] if len(parts) == 1 else pd.concat(parts, axis=1)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
@@ -82,6 +88,8 @@ def read_table(
     return table
 
 
+TOGETHER = 1 << 20
+"""Bytes of columns that become pandas' in one go."""
 ROW_GROUP = 1 << 16
 """Fewer rows than this are one row group: a file of many small ones is an index and no table."""
 

@@ -48,6 +48,16 @@ def test_a_bundle_gives_back_its_receipt_and_table(tmp_path, receipt, released, 
     dictionary.validate_release(bundle.table)
 
 
+def test_columns_that_are_read_together_are_those_that_are_read_one_by_one(monkeypatch, tmp_path, receipt, released):
+    table = released.assign(
+        count=range(120), share=[0.5, None] * 60, word=["a", "bb", None] * 40, known=[True, False] * 60
+    )
+    together = read_bundle_bytes(tmp_path, write_bundle(receipt, table)).table
+    pd.testing.assert_frame_equal(together, table)
+    monkeypatch.setattr("shared.releases.table_file.TOGETHER", 0)
+    pd.testing.assert_frame_equal(read_bundle_bytes(tmp_path, write_bundle(receipt, table)).table, together)
+
+
 def test_the_same_release_is_the_same_bytes(receipt, released):
     assert write_bundle(receipt, released) == write_bundle(receipt, released.copy())
 

@@ -10,6 +10,8 @@ import multiprocessing
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pandas as pd
 import pytest
 import sqlalchemy as sa
 from stage.both_sides.service import LEAD, Hub, anchor_head, small_table
@@ -23,7 +25,7 @@ import coordinator.store.store as module
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
 from coordinator.store.rows import receipt_of
-from coordinator.store.store import Store
+from coordinator.store.store import Store, TableCache
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
 from shared.base.merkle.tree import leaf_hash, verify_consistency, verify_inclusion
@@ -227,6 +229,18 @@ def test_a_quarantined_release_keeps_its_first_reason_and_is_not_read(hub):
     [held] = hub.store.holdings("mini", "north")
     assert held.code == "E_RECEIPT"
     assert hub.store.holdings("mini", "south") == hub.store.holdings("other", "north") == ()
+
+
+def test_the_tables_that_were_read_last_are_kept_as_far_as_there_is_room(monkeypatch):
+    monkeypatch.setattr(module, "TABLES_KEPT", 2000)
+    kept, table = TableCache(), pd.DataFrame({"sbp": np.zeros(100)})
+    for digest in ("0" * 64, "1" * 64, "1" * 64, "2" * 64):
+        kept.keep(digest, "state", table)
+    assert [kept.get(f"{one}" * 64, "state") is not None for one in range(3)] == [False, True, True]
+    kept.forget("1" * 64)
+    kept.keep("3" * 64, "state", table)
+    assert kept.get("2" * 64, "state").equals(table)
+    assert kept.get("2" * 64, "touched since") is None
 
 
 def test_a_bundle_changed_or_lost_on_disk_is_found_when_it_is_read(hub):
