@@ -13,7 +13,7 @@ import typer
 
 from coordinator.analyst.options import question_option
 from coordinator.cli.options import DryRun, Json, PlanFile, Study, plan_app, today, verb, wave_app
-from coordinator.cli.plan import plan_text, recipient, write_draft
+from coordinator.cli.plan import known_here, plan_text, recipient, write_draft
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_column, shown_epsilon, shown_price
 from shared.terminal import VerbAnswer, checklist, number, plain, tabled
@@ -83,7 +83,7 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
 
     form = {**first_form(coordinator=recipient(context), today=today()), "study": study}
     filled = interview(form, terminal_prompt, lambda text: typer.secho(f"\n{text}", bold=True, err=True))
-    found = judged({"form": filled, "today": f"{today()}"})
+    found = judged({"form": filled, "today": f"{today()}", "known": known_here(context, study).to_plain()})
     if not dry_run:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(found["toml"], encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from base64 import b64encode
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from coordinator.cli.options import (
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, Refusal, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import ChecklistLine, VerbAnswer, checklist, plain, table, tabled
+from shared.terminal import VerbAnswer, checklist, plain, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.planning.price import PlanCost, Price
+    from coordinator.planning.review import KnownStudy
     from coordinator.services.quotas import Deletion
     from coordinator.store.store import Store
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 
 __all__ = ["plan_amend", "plan_check", "plan_cost", "plan_prices", "plan_redcap", "plan_show", "plan_sign"]
-__all__ += ["plan_delete", "plan_retire", "plan_text", "recipient", "studies", "write_draft"]
+__all__ += ["known_here", "plan_delete", "plan_retire", "plan_text", "recipient", "studies", "write_draft"]
 
 
 @verb(app, rich_help_panel="Set up")
@@ -108,23 +111,21 @@ def plan_check(context: typer.Context, file: PlanFile) -> VerbAnswer:
 
 
 def _reviewed(context: typer.Context, file: Path) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
-    """Review of a plan as `plan sign` would do it here: by the study's last version, and by whether it has ended."""
-    from coordinator.planning.review import review
+    """Review of a plan as `plan sign` would do it here."""
+    from coordinator.planning.review import reviewed
 
-    ended: list[ChecklistLine] = []
+    known = functools.partial(known_here, context)
+    return reviewed(plan_text(file), today=today(), recipient=recipient(context), known=known)
 
-    def last(study: str) -> StudyPlan | None:
-        if not (context.obj / FILE_NAME).exists():
-            return None
-        with open_store(CoordinatorConfig.load(context.obj)) as store:
-            try:
-                require_still_open(store, study)
-            except StateRefusal as refusal:
-                ended.append(ChecklistLine.of("study", refusal))
-            return _last_plan(store, study)
 
-    plan, checks = review(plan_text(file), today=today(), recipient=recipient(context), signed=last)
-    return plan, (*checks, *ended)
+def known_here(context: typer.Context, study: str) -> KnownStudy:
+    """What is signed here of a study; nothing where there is no coordinator."""
+    from coordinator.planning.review import KnownStudy
+
+    if not (context.obj / FILE_NAME).exists():
+        return KnownStudy()
+    with open_store(CoordinatorConfig.load(context.obj)) as store:
+        return KnownStudy.of(store, study)
 
 
 def _failed(checks: Sequence[ChecklistLine]) -> list[ChecklistLine]:
@@ -449,10 +450,9 @@ def recipient(context: typer.Context) -> str:
 
 
 def _last_plan(store: Store, study: str) -> StudyPlan | None:
-    try:
-        return store.plan(study).plan
-    except PlanRefusal:
-        return None
+    from coordinator.planning.review import KnownStudy
+
+    return KnownStudy.of(store, study).last
 
 
 def _range(column: Any) -> str:

@@ -196,20 +196,21 @@ def judged(given: Mapping[str, Any]) -> dict[str, Any]:
     """Results of `coordinator plan check`, `plan prices` and `plan cost` for a form's plan; run in a worker.
 
     Args:
-        given: ``form``, and ``today`` (ISO).
+        given: ``form``, ``today`` (ISO), and what is ``known`` of its study (`coordinator.planning.review.KnownStudy`).
     Returns: ``toml``; ``checks``; ``ok``; and of a plan that can be read ``hash``, ``prices``, ``waves`` (totals),
         ``given`` (the condition that the totals take as given), ``delta``, ``last_affordable`` and ``translation``.
     """
     from coordinator.planning.price import cost, prices
-    from coordinator.planning.review import review
+    from coordinator.planning.review import KnownStudy, review, reviewed
 
     text = toml_of(given["form"])
     form, today = given["form"], dt.date.fromisoformat(given["today"])
+    known = KnownStudy.from_plain(given["known"]) if "known" in given else KnownStudy()
     if form["mechanism"].strip() == "moments" and not _model(form):
         # Of everything else what can be said; and this, in place of which settings [release] lacks: the form has none.
         plan, checks = None, (_NO_MODEL, *review(_written(form, "local", _rows_priced(form)), today=today)[1])
     else:
-        plan, checks = review(text, today=today)
+        plan, checks = reviewed(text, today=today, known=lambda study: known)
     said: dict[str, Any] = {"toml": text, "checks": [asdict(one) for one in checks], "prices": [], "waves": []}
     said |= {
         "ok": all(one.state != "fail" for one in checks),
@@ -218,13 +219,14 @@ def judged(given: Mapping[str, Any]) -> dict[str, Any]:
         "translation": "",
         "last_affordable": None,
     }
-    if plan is not None and said["ok"]:
+    if plan is not None:
         try:
             priced, listed = cost(plan), prices(plan)
         except Refusal:  # the checks say why
             return said
         said |= {
             "hash": plan.hash,
+            "delta": plan.budget.delta,
             "given": priced.epsilon_given,
             "translation": priced.translation,
             "last_affordable": priced.last_affordable,

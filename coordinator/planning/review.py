@@ -1,24 +1,28 @@
 """Review of a plan before it is signed: line by line, each green or with its fix; and what changed since the last.
 
-Nothing here reads a record or the store; `coordinator.planning.price` has what it costs.
+Nothing here reads a record, and of the store no more than what is signed of a study (`KnownStudy`);
+`coordinator.planning.price` has what it costs.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from coordinator.planning.attack_limits import attack_line
 from coordinator.planning.price import conditions, cost
-from shared.errors import Refusal
+from shared.errors import PlanRefusal, Refusal, StateRefusal
 from shared.mechanisms.base import Aggregates
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import FORMULA, ChecklistLine
 
-__all__ = ["SIGNED", "changes", "review"]
+if TYPE_CHECKING:
+    from coordinator.store.store import Store
+
+__all__ = ["SIGNED", "KnownStudy", "changes", "review", "reviewed"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
@@ -92,6 +96,66 @@ def review(
             ChecklistLine(name="rows", state="warn", detail="analysts may download the released rows", fix=fix)
         )
     return plan, tuple(lines)
+
+
+# -- may it be signed here? ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class KnownStudy:
+    """What a coordinator's store knows of a study.
+
+    Args:
+        last: its last signed plan; None where none is signed.
+        ended: the red line where its leads have ended it.
+    """
+
+    last: StudyPlan | None = None
+    ended: ChecklistLine | None = None
+
+    @classmethod
+    def of(cls, store: Store, study: str) -> KnownStudy:
+        """What is known of a study by this name."""
+        from coordinator.store.membership import require_open
+
+        ended = None
+        try:
+            store.read(lambda c: require_open(c, study))
+        except StateRefusal as refusal:
+            ended = ChecklistLine.of("study", refusal)
+        try:
+            return cls(last=store.plan(study).plan, ended=ended)
+        except PlanRefusal:
+            return cls(ended=ended)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The same in plain values, for a worker."""
+        last, ended = self.last, self.ended
+        return {"last": last and last.to_canonical(), "ended": ended and asdict(ended)}
+
+    @classmethod
+    def from_plain(cls, given: Mapping[str, Any]) -> KnownStudy:
+        """What `to_plain` gave."""
+        last, ended = given["last"], given["ended"]
+        return cls(last=last and StudyPlan.from_canonical(last), ended=ended and ChecklistLine(**ended))
+
+
+def reviewed(
+    text: str, *, today: dt.date, recipient: str = "", known: Callable[[str], KnownStudy] = lambda study: KnownStudy()
+) -> tuple[StudyPlan | None, tuple[ChecklistLine, ...]]:
+    """Review of a plan as `plan sign` would do it: by the study's last version, and by whether it has ended.
+
+    Args:
+        text, today, recipient: as of `review`.
+        known: from a study's name to what is known of it.
+    """
+    ended: list[ChecklistLine] = []
+
+    def last(study: str) -> StudyPlan | None:
+        found = known(study)
+        ended.extend([found.ended] if found.ended else [])
+        return found.last
+
+    plan, checks = review(text, today=today, recipient=recipient, signed=last)
+    return plan, (*checks, *ended)
 
 
 _POSTURES: Mapping[str, str] = {

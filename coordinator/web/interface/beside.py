@@ -250,12 +250,19 @@ class DerivedDocuments:
         return _document({**cap, "waves": waves, "courses": courses, "open": found.open})
 
     def design(self, call: Call, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Review, price list and cost of a draft plan, for leads; nothing is stored."""
-        who = call.peer
+        """Review, price list and cost of a draft plan, for leads; nothing is stored.
+
+        What is signed of a study is told to those whose token is for it.
+        """
+        from coordinator.planning.review import KnownStudy
+
+        who = cast("Analyst", call.peer)
         if who.role != "lead":
             raise RoleRefusal("the role must be lead", given=who.role)
-        given = {"form": dict(form), "today": self._today().isoformat()}
-        found: dict[str, Any] = self._service.computed(DESIGN, given, cast("Analyst", who), call)
+        study = form["study"].strip()
+        known = KnownStudy.of(self._store, study) if study in who.studies else KnownStudy()
+        given = {"form": dict(form), "today": self._today().isoformat(), "known": known.to_plain()}
+        found: dict[str, Any] = self._service.computed(DESIGN, given, who, call)
         return found
 
     def recipient(self) -> str:

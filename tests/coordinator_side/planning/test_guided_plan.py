@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+# ruff: noqa: F811  (fixtures are imported by their names)
 import datetime as dt
 import io
 import json
+from contextlib import closing
 
 import pytest
+from stage.coordinator_side.homes import hub  # noqa: F401
 
 from coordinator.cli import main
 from coordinator.planning.interview import OUTCOMES, interview
-from coordinator.planning.plan_form import MECHANISMS, first_form, judged
+from coordinator.planning.plan_form import MECHANISMS, first_form, judged, toml_of
+from coordinator.planning.review import KnownStudy
+from coordinator.store.store import Store
 from shared.errors import ParameterError
 from shared.plans.plan import StudyPlan
 
@@ -119,6 +124,31 @@ def test_noisy_moments_without_a_regression_say_so_and_not_what_the_form_has_no_
         assert not found["ok"]
 
 
+def test_the_form_says_of_a_signed_plan_and_of_an_ended_study_what_check_says(hub, tmp_path):
+    assert hub("init", "--name", "tributary-hub", "--address", "localhost:9443")[0] == 0
+    path, form = tmp_path / "plan.toml", first_form(coordinator="tributary-hub", today=TODAY)
+    path.write_text(toml_of(form))
+    assert hub("plan", "sign", path)[0] == 0
+
+    def told(**changes):
+        with closing(Store.open(hub.home)) as store:
+            known = KnownStudy.of(store, "stroke").to_plain()
+        given = {**form, **changes}
+        found = judged({"form": given, "today": f"{TODAY}", "known": json.loads(json.dumps(known))})
+        path.write_text(found["toml"])
+        code, checked = hub("plan", "check", path)
+        lines = [line for line in found["checks"] if line["name"] in ("signed", "version", "study")]
+        assert lines == [line for line in checked["checks"] if line in lines]
+        assert found["ok"] is checked["ok"] is (code == 0)
+        assert found["waves"], "a price needs no signature"
+        return [(line["name"], line["state"]) for line in lines]
+
+    assert told() == [("signed", "warn")]
+    assert told(title="Another") == [("version", "fail")]
+    assert hub("plan", "retire", "stroke", "--reason", "It is published.")[0] == 0
+    assert told() == [("signed", "warn"), ("study", "fail")]
+
+
 def typed(*lines):
     return io.TextIOWrapper(io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
 
@@ -154,6 +184,16 @@ def test_the_command_asks_on_standard_error_and_writes_a_plan_to_sign(tmp_path, 
     plan = StudyPlan.from_toml((tmp_path / "stroke.toml").read_text())
     assert plan.estimands == {"main": "logistic(died) ~ treated + age/10"}
     assert plan.title == "Stroke"
+
+
+def test_the_guide_shows_what_all_waves_charge_and_what_comes_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = ["Stroke", "A purpose", "Adults", "", "", "", "", "", "", "", "age", "", "2", "years", "18", "110"]
+    monkeypatch.setattr("sys.stdin", typed(*lines, *[""] * 20))
+    assert main(["plan", "new", "stroke", "--guide"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "All waves together charge a person" in shown
+    assert "next: coordinator plan sign stroke.toml" in shown
 
 
 def test_a_guide_that_is_left_writes_nothing(tmp_path, monkeypatch, capsys):

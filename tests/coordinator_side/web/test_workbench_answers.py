@@ -221,10 +221,21 @@ def test_a_lead_designs_a_plan_whose_file_is_checked_as_the_command_checks_it(st
     assert "not complete" in words(odd)
     assert Read(odd.text).acting == []
     assert "E_SCHEMA" in reader.post("/design", data={**given, "keys": "x"}).text
+    taken = words(reader.post("/design", data={**given, "study": "cvd"}))
+    assert "1, and version 1 is signed already" in taken
+    assert "not complete" in taken
+    assert "Burn-down" in taken
     with stage.web() as client:
         client.post("/sign-in", data={"token": stage.admit("annette")})
         assert client.get("/design").status_code == 403
         assert "E_ROLE" in client.post("/design", data={**given, "csrf": csrf(client)}).text
+    with stage.web() as client:
+        client.post("/sign-in", data={"token": stage.admit("lena", ("lungs",), "lead")})
+        own = {**given, "csrf": csrf(client, "/design")}
+        assert "signed already" in words(client.post("/design", data={**own, "study": "lungs"}))
+        assert "signed" not in words(
+            client.post("/design", data={**own, "study": "cvd"}, headers={"accept": "text/x-fragment"})
+        )
 
 
 # -- one site's scale ---------------------------------------------------------------------------------------------
