@@ -68,13 +68,21 @@ class Training:
         for name in ("spectral", "search", "transfer"):
             must(isinstance(getattr(self, name), bool), f"training.{name} must be true or false", getattr(self, name))
 
-    def require_one_network(self) -> None:
-        """Refuse a plan that lets a site choose among networks: it is read, and nothing is made by it any more."""
+    def require_one_network(self, returning: str = "refresh") -> None:
+        """Refuse a plan that lets a site choose among networks: it is read, and nothing is made by it any more.
+
+        Args:
+            returning: the plan's waves. Under a version without it, sites whose waves go through an earlier flow could
+                not go on: its receipts would say of that flow that it was fitted without a search.
+        """
         must(
             not self.search,
             "training.search must be left out: no site tries several networks any more",
             "true",
-            "The study lead writes the network into another version of the plan.",
+            "The study lead writes the network into another version of the plan."
+            if returning == "refresh"
+            else "Ask the study lead for a version of the plan without it, as long as no site has released; after that "
+            "for a new study, as those sites go on through the flow that they have, under a plan with it alone.",
         )
 
     @property

@@ -50,7 +50,7 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
     site.floors.require_named(plan)
     site.budget.require_worst(plan)
     if not any(hold.drawn for hold in site.ledger.holds(plan.study)):  # no earlier flow that a wave might go through
-        plan.training.require_one_network()
+        plan.training.require_one_network(plan.returning)
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
     require(*plan.release.needs)

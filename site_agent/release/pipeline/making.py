@@ -217,7 +217,7 @@ def _sealed(plan: StudyPlan, wave: int, ledger: Ledger, base: Hold | None) -> Se
     from site_agent.release import sealed_state
 
     if base is None or not plan.release.draws_rows or refits(plan, plan.wave(wave)):
-        plan.training.require_one_network()
+        plan.training.require_one_network(plan.returning)
         return None
     return sealed_state.read_fit(ledger.folder(base), base)
 

@@ -56,18 +56,23 @@ def test_a_study_with_a_flow_from_a_search_goes_on_through_that_flow_alone(
 ):
     many = several(plan, returning=returning, budget=DEAR)
     many = replace(many, training=replace(plan.training, search=True), release=LatentNoisePlan(w=0.04))
-    with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
+    with pytest.raises(PlanRefusal, match=r"training\.search must be left out") as refused:
         release(many, site, source(tmp_path, grown(300)))
     assert "reserved" not in kinds(site), "refused before any charge"
+    assert ("new study" in refused.value.next_step) is (returning != "refresh")
     with monkeypatch.context() as before:  # as the version whose sites tried several networks
-        before.setattr(Training, "require_one_network", lambda training: None)
+        before.setattr(Training, "require_one_network", lambda *given: None)
         first = release(many, site, source(tmp_path, grown(300)))
     deliver(site, first)
     amended = replace(many, version=2, purpose="As before, for a second year.")
     made = release(amended, site, source(tmp_path, grown(300, 80)), wave=2)
     assert (made.receipt.flow_of, fit_of(site, made).fresh) == (first.receipt.release_id, False)
     deliver(site, made)
-    if returning == "refresh":
+    if returning != "refresh":  # what that refusal says of the sites that have released
+        without = replace(amended, version=3, training=replace(many.training, search=False))
+        with pytest.raises(PlanChanged, match="posture"):
+            release(without, site, source(tmp_path, grown(300, 160)), wave=3)
+    else:
         waves = tuple(replace(wave, refit=True) for wave in amended.waves)
         new, before = replace(amended, version=3, waves=waves), len(kinds(site))
         with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
