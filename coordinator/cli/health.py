@@ -63,7 +63,7 @@ def clock(context: typer.Context, json: Json = False) -> None:
     from coordinator.services.health import misdated
 
     config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
+    with open_store(config, reads=True) as store:
         authority = Authority.load(config.home)
         clocks, now = SeenClocks(store, authority.certificate), authority.now()
         verdict, readings, wrong = clocks.verdict(now), clocks.readings(), misdated(authority, store)

@@ -27,7 +27,7 @@ def log(context: typer.Context, json: Json = False) -> None:
     """Check the whole log, and show its size and root, which a site may keep and hold the coordinator to."""
     if context.invoked_subcommand:
         return
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj), reads=True) as store:
         view = log_verify(store)
     emit(view.data, as_json=json, show=view.show)
 

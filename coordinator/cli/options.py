@@ -98,15 +98,20 @@ def _home(
 
 
 @contextmanager
-def open_store(config: CoordinatorConfig) -> Iterator[Store]:
+def open_store(config: CoordinatorConfig, *, reads: bool = False) -> Iterator[Store]:
     """This coordinator's store, closed when the block ends. An unknown study is refused with those there are.
 
     (Only here: what a site or an analyst asks for is refused without a list.)
+
+    Args:
+        reads: nothing is to be written: a database server that is away is waited for a few seconds only.
     """
+    from coordinator.store.engine import BRIEFLY
     from coordinator.store.members import UNKNOWN_PLAN
     from coordinator.store.store import Store
 
-    with closing(Store.open(config.home, config.store, config.bundles)) as store:
+    patience = {"patience": BRIEFLY} if reads else {}
+    with closing(Store.open(config.home, config.store, config.bundles, **patience)) as store:
         try:
             yield store
         except PlanRefusal as refusal:
@@ -133,7 +138,7 @@ def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
     if "store" not in asked:
         yield {"config": config}
         return
-    with open_store(config) as store:
+    with open_store(config, reads="dry_run" not in asked) as store:  # every verb that writes has --dry-run
         yield {"config": config, "store": store}
 
 

@@ -124,7 +124,7 @@ def known_here(context: typer.Context, study: str) -> KnownStudy:
 
     if not (context.obj / FILE_NAME).exists():
         return KnownStudy()
-    with open_store(CoordinatorConfig.load(context.obj)) as store:
+    with open_store(CoordinatorConfig.load(context.obj), reads=True) as store:
         return KnownStudy.of(store, study)
 
 
@@ -141,7 +141,7 @@ def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine
     if not (context.obj / FILE_NAME).exists():
         return []
     config = CoordinatorConfig.load(context.obj)
-    with open_store(config) as store:
+    with open_store(config, reads=True) as store:
         authority = Authority.load(config.home)
         return plan_lines(plan, store.sites(), authority, authority.now())
 

@@ -25,12 +25,13 @@ from shared.base.canonical import canonical_json
 from shared.base.merkle.tree import MerkleTree, append, leaf_hash, peaks_root
 from shared.errors import Refusal, StateRefusal, StorageRefusal
 
-__all__ = ["Database", "Reader", "Writer", "append_entry", "log_size", "opened", "storage_refusal"]
+__all__ = ["BRIEFLY", "Database", "Reader", "Writer", "append_entry", "log_size", "opened", "storage_refusal"]
 
 T = TypeVar("T")
 
 LONGEST_WAIT = 30.0  # seconds for which a transaction waits for another's lock
 RESTART = 20.0  # seconds for which a database server may be away before a caller is told
+BRIEFLY = 4.0  # the same where a person waits at a command that only reads
 ONE_WRITER = "SELECT pg_advisory_xact_lock(7236288)"
 """Taken first by whatever writes to PostgreSQL, until its transaction ends: what it then reads, nobody changes.
 
@@ -56,7 +57,7 @@ class Database:
     Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is of another version.
     """
 
-    def __init__(self, url: str, home: Path | None = None, bundles: str = "") -> None:
+    def __init__(self, url: str, home: Path | None = None, bundles: str = "", *, patience: float | None = None) -> None:
         parsed = sa.make_url(url)
         sqlite = parsed.get_backend_name() == "sqlite"
         if home is None:
@@ -68,10 +69,10 @@ class Database:
         self._nodes, self._growing = MerkleTree(), threading.Lock()
         self._held = threading.local()
         self.shared = parsed.get_backend_name() == "postgresql"
-        self._engine = opened(url)
+        self._engine = opened(url, LONGEST_WAIT if patience is None else patience)
         # Asked as a reader first: whoever only reads must not wait for a writer.
         try:
-            if self.read(revision_of) != HEAD:
+            if self._read(revision_of, RESTART if patience is None else patience) != HEAD:
                 self.write(lambda c: brought_up(c, db.meta))
         except Refusal:
             self.close()
@@ -114,7 +115,11 @@ class Database:
         held: sa.Connection | None = getattr(self._held, "connection", None)
         if held is not None and not apart:
             return work(held)
-        until = time.monotonic() + RESTART
+        return self._read(work, RESTART)
+
+    def _read(self, work: Callable[[sa.Connection], T], patience: float) -> T:
+        """`read` on a connection of its own, again for so many seconds while the server is away."""
+        until = time.monotonic() + patience
         one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         while True:
             try:
@@ -122,7 +127,7 @@ class Database:
                     return work(connection)
             except DBAPIError as error:
                 if not _away(error) or time.monotonic() > until:
-                    raise storage_refusal(error) from None
+                    raise storage_refusal(error, self._engine.url) from None
                 time.sleep(0.2)
 
     def write(self, work: Callable[[sa.Connection], T]) -> T:
@@ -155,7 +160,7 @@ class Database:
                     full = "full" in str(error.orig) or "readonly" in str(error.orig)
                     away, waited = _away(error), time.monotonic() - begun
                     if full or (waited > RESTART if away else attempt >= 19 or waited > LONGEST_WAIT):
-                        raise storage_refusal(error) from None
+                        raise storage_refusal(error, self._engine.url) from None
                     time.sleep(0.2 if away else 0.01 * attempt)
                 except DBAPIError as error:
                     raise storage_refusal(error) from None
@@ -248,11 +253,12 @@ class Database:
         return self._nodes
 
 
-def opened(url: str) -> sa.Engine:
+def opened(url: str, patience: float = LONGEST_WAIT) -> sa.Engine:
     """A database as this software uses it; nothing is asked of it yet.
 
     Args:
         url: of SQLite or PostgreSQL.
+        patience: seconds for which a connection is waited for.
     """
     parsed = sa.make_url(url)
     options: dict[str, Any] = {"pool_size": 16, "max_overflow": 48}
@@ -263,7 +269,7 @@ def opened(url: str) -> sa.Engine:
             # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
             most = int(1000 * LONGEST_WAIT)
             options["connect_args"] = {
-                "connect_timeout": int(LONGEST_WAIT),
+                "connect_timeout": int(patience),
                 "tcp_user_timeout": most,
                 "options": f"-c lock_timeout={most}",
             }
@@ -303,8 +309,18 @@ def log_size(c: sa.Connection) -> int:
     return 0 if newest is None else int(newest) + 1
 
 
-def storage_refusal(error: DBAPIError) -> StorageRefusal:
-    """The refusal for what the database could not do."""
+def storage_refusal(error: DBAPIError, url: sa.URL | None = None) -> StorageRefusal:
+    """The refusal for what the database could not do.
+
+    Args:
+        url: of the database; of one at a server that does not answer its place is said, and never a password.
+    """
+    if url is not None and url.get_backend_name() == "postgresql" and _away(error):
+        return StorageRefusal(
+            "the coordinator's database must be reached",
+            given=f"no answer from {_place(url)}",
+            next_step="Start its server, or look at the network between here and there; then try again.",
+        )
     if "malformed" in str(error.orig) or "not a database" in str(error.orig):
         return StorageRefusal(
             "the coordinator's database must be whole",
@@ -316,3 +332,11 @@ def storage_refusal(error: DBAPIError) -> StorageRefusal:
         given=type(error.orig).__name__,
         next_step="Check disk space and permissions of the coordinator's home folder.",
     )
+
+
+def _place(url: sa.URL) -> str:
+    """Where a database at a server is: its name, and the hosts or sockets, without user and password."""
+    said = url.query.get("host", ())  # several hosts, or a socket's folder
+    hosts = [said] if isinstance(said, str) else [*said]
+    at = ", ".join(([f"{url.host}:{url.port}" if url.port else url.host] if url.host else []) + hosts)
+    return f"PostgreSQL at {at or 'its usual place'}, database {url.database or 'of the usual name'}"

@@ -73,17 +73,18 @@ class Store(Database):
         url: SQLAlchemy URL, e.g. ``sqlite:////srv/coordinator/store.db``.
         home: the coordinator's home folder; for SQLite the database's own folder by default.
         bundles: where they are kept, as of `coordinator.store.bundles.bundle_store`.
+        patience: seconds for which a server that is away is waited for; as long as its restart takes if left out.
     Raises: StorageRefusal, when the database cannot be opened; ConfigRefusal.
     """
 
-    def __init__(self, url: str, home: Path | None = None, bundles: str = "") -> None:
-        super().__init__(url, home, bundles)
+    def __init__(self, url: str, home: Path | None = None, bundles: str = "", *, patience: float | None = None) -> None:
+        super().__init__(url, home, bundles, patience=patience)
         self._tables = TableCache()
 
     @classmethod
-    def open(cls, home: Path, url: str = "", bundles: str = "") -> Store:
+    def open(cls, home: Path, url: str = "", bundles: str = "", *, patience: float | None = None) -> Store:
         """The store of a home folder: SQLite and a folder in it, unless `url` and `bundles` name others."""
-        return cls(url or f"sqlite:///{home / 'store.db'}", home, bundles)
+        return cls(url or f"sqlite:///{home / 'store.db'}", home, bundles, patience=patience)
 
     # -- members
     add_plan = _members.add_plan

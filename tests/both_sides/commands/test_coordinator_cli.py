@@ -26,12 +26,13 @@ from coordinator.analyst.commands import main as analyst
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.cli import app, main
-from coordinator.config import CoordinatorConfig
+from coordinator.config import STORE_VARIABLE, CoordinatorConfig
 from coordinator.planning import price as pricing
 from coordinator.planning import review as planning
 from coordinator.planning.attack_limits import linked
 from coordinator.planning.template import template
 from coordinator.pooling.pool import Pooling
+from coordinator.store import engine
 from coordinator.store.store import Store
 from shared.base.chain import head_fingerprint
 from shared.base.keys import Envelope, SigningKey
@@ -520,6 +521,43 @@ def test_a_plan_is_priced_where_the_store_cannot_be_opened_and_that_signing_was_
     shown = said(ready, "plan", "cost", path)
     assert "Signing could not be reviewed: " + priced["unreviewed"] in shown
     assert "plan sign" not in shown
+
+
+class Waits:
+    """A clock that only waiting moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "reads"),
+    [(("studies",), True), (("plan", "cost"), True), (("log",), True), (("plan", "amend", "cvd", "--dry-run"), False)],
+)
+def test_a_command_that_only_reads_waits_a_few_seconds_for_a_database_that_is_away_and_says_which(
+    ready, tmp_path, monkeypatch, words, reads
+):
+    pytest.importorskip("psycopg")
+    clock = Waits()
+    monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setenv(STORE_VARIABLE, "postgresql+psycopg://hub:geheim@127.0.0.1:1/heart")
+    path = tmp_path / "cvd.toml"
+    path.write_text((STUDIES / "cvd.toml").read_text())
+    code, answer = ready(*words, *([path] if words[-1] == "cost" else []))
+    if words[-1] == "cost":
+        assert (code, answer["refusals"]) == (0, None)
+    else:
+        assert answer["refused"]["code"] == "E_STORAGE"
+    said = json.dumps(answer)
+    assert "no answer from PostgreSQL at 127.0.0.1:1, database heart" in said
+    assert "geheim" not in said
+    assert engine.BRIEFLY <= clock.now < engine.BRIEFLY + 1 if reads else clock.now >= engine.RESTART
 
 
 def test_the_published_plan_carries_the_signature_of_the_key_that_invitations_pin(ready, tmp_path):

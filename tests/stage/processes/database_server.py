@@ -125,11 +125,11 @@ def stores_in(server: DatabaseServer) -> Iterator[None]:
     first, made = Store.__dict__["open"], dict[str, str]()
     Store(server.database("empty_store"), server.folder).close()  # its tables are made once, and copied
 
-    def opened(cls: type[Store], home: Path, url: str = "", bundles: str = "") -> Store:
+    def opened(cls: type[Store], home: Path, url: str = "", bundles: str = "", **how: float) -> Store:
         name = "home_" + hashlib.sha256(f"{home.resolve()}".encode()).hexdigest()[:24]  # the same in a forked process
         if not url and name not in made:
             made[name] = server.database(name, like="empty_store")
-        return first.__func__(cls, home, url or made[name], bundles)
+        return first.__func__(cls, home, url or made[name], bundles, **how)
 
     opened.elsewhere = first
     Store.open = classmethod(opened)
