@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from shared.estimands.answer import Estimand
 from shared.mechanisms.moments.factors import columns_of, factor_of, in_words
 from shared.mechanisms.moments.noise import Design
+from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "cautions_of", "names_of", "planned_terms"]
+__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "planned_terms"]
 
 BLOCKS = ("histogram", "moment", "product", "score")
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -165,6 +170,23 @@ def cautions_of(
     if beyond >= _BEYOND:
         found += (_SKEWED.format(name=design.response.name, share=100 * beyond),)
     return found
+
+
+def of_one_overlap(found: Mapping[str, Sequence[SiteEffects]]) -> dict[str, list[SiteEffects]]:
+    """The same, with one word on overlapping levels where sites were looked at from several sets of them.
+
+    Where the sets agree on the direction, each site tells the larger of their figures. So nobody's answer moves, a pool
+    gives one caution, and a site's word on how many persons it has makes no other's caution smaller.
+    """
+    overlaps = np.array([one.overlap for several in found.values() for one in several])
+    if not overlaps.any():
+        return {site: list(several) for site, several in found.items()}
+    agreed = (overlaps >= 0).all(axis=0) | (overlaps <= 0).all(axis=0)
+    largest = np.where(overlaps.max(axis=0) > 0, overlaps.max(axis=0), overlaps.min(axis=0))
+    return {
+        site: [replace(one, overlap=np.where(agreed & (one.overlap != 0), largest, one.overlap)) for one in several]
+        for site, several in found.items()
+    }
 
 
 def _of_levels(name: str, design: Design, overlap: float) -> str:

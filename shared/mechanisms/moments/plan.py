@@ -34,7 +34,7 @@ from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, bal
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
-from shared.mechanisms.moments.figures import BLOCKS, cautions_of, names_of, planned_terms
+from shared.mechanisms.moments.figures import BLOCKS, cautions_of, names_of, of_one_overlap, planned_terms
 from shared.mechanisms.moments.histograms import normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
@@ -404,6 +404,7 @@ class MomentsPlan(Aggregates):
             except (EstimateRefusal, KeyError):  # it answers for itself, and says why not
                 continue
         beyond = _beyond(tuple(data for site in kept for data in releases[site]), design)
+        found = of_one_overlap(found)
         return {
             site: _coefficients(found[site], design, question, _TOGETHER, origins[site], beyond)
             for site in sites
