@@ -43,7 +43,8 @@ def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledRe
 
     The gap counts the release's noise, which falls with the number of rows. The flow's own error does not, and from
     `MEASURED_TO` rows on it was seen to exceed the stated distance too often. So it was where rows deny the model: few
-    of them decide such an answer, and a flow draws these worst.
+    of them decide such an answer, and a flow draws these worst. Both are asked of those sites alone, whose part of the
+    distance is stated by the noise: at a site in `known` the flow's error was measured by releasing its rows again.
     """
     drawn = {site: parts[-1].receipt for site, parts in held.parts.items() if site not in known}
     drawn = {site: receipt for site, receipt in drawn.items() if kind(receipt.mechanism).draws_rows}
@@ -53,12 +54,14 @@ def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledRe
     joint = sorted(site for site, receipt in drawn.items() if receipt.parameters.get("outcomes_last") != 1.0)
     if joint:
         return _UNTOLD.format(f"the flow of {', '.join(joint)} draws outcomes together with covariates")
-    rows = sum(part.receipt.n for site in drawn for part in held.parts[site])
+    rows, which = sum(part.receipt.n for site in drawn for part in held.parts[site]), ""
+    if known:
+        which = f" of {', '.join(sorted(drawn))}, which could not be released again,"
     if rows > MEASURED_TO:
-        return _UNTOLD.format(f"{rows:,} rows are pooled, and no flow was seen to be so exact")
-    if drawn and denial(result) >= DENIED:
+        return _UNTOLD.format(f"{rows:,} rows{which} are pooled, and no flow was seen to be so exact")
+    if drawn and denial(result, drawn) >= DENIED:
         return _UNTOLD.format(
-            f"the rows deny the model behind {result.term}, and a flow draws worst the few that decide"
+            f"the rows{which} deny the model behind {result.term}, and a flow draws worst the few that decide"
         )
     return ""
 

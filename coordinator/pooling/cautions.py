@@ -35,7 +35,7 @@ interval (`coordinator.pooling.intervals`) does not rest on the theorem.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -141,16 +141,25 @@ def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
     return [_AT_THE_EDGE.format(edge=edge, all=len(estimates))] if edge else []
 
 
-def denial(result: Doubted) -> float:
+def denial(result: Doubted, sites: Collection[str] | None = None) -> float:
     """Sandwich variance over model variance of the coefficient in the released rows, averaged over sites by weight.
 
     1 for a site where it is unknown. The model variance of counts includes the rows' own dispersion.
+
+    Args:
+        sites: those to average over; all if left out.
     """
     rows = [
         (row.vi_sandwich or row.vi_naive) / (row.vi_naive * max(row.dispersion, 1.0)) if row.vi_naive else 1.0
         for row in result.estimates
     ]
-    return float(np.array(result.weights) / 100 @ rows)
+    weights = np.array(result.weights) / 100
+    if sites is not None:
+        weights = np.where([row.site in sites for row in result.estimates], weights, 0.0)
+        if not weights.sum():
+            return 1.0
+        weights = weights / weights.sum()
+    return float(weights @ rows)
 
 
 def drawn_in(result: Doubted) -> float:

@@ -210,8 +210,9 @@ def released(*rows, mechanism="latent_noise", posture="local", outcomes_last=1.0
     return SimpleNamespace(parts={f"s{k}": [SimpleNamespace(receipt=one)] for k, one in enumerate(receipts)})
 
 
-def pooled(sandwich=None):
-    """A pool of two sites whose rows vary so many times as much as their model says."""
+def pooled(*sandwich):
+    """A pool of two sites whose rows vary so many times as much as their model says, one figure for both or each."""
+    sandwich = sandwich * 2 if len(sandwich) == 1 else sandwich
     rows = [
         Estimate(
             study="s",
@@ -222,7 +223,7 @@ def pooled(sandwich=None):
             vi_sampling=0.01,
             vi_privacy=0.005,
             vi_naive=0.01,
-            vi_sandwich=sandwich and 0.01 * sandwich,
+            vi_sandwich=0.01 * sandwich[k] if sandwich else None,
             n=500,
         )
         for k in range(2)
@@ -255,3 +256,17 @@ def test_no_distance_is_told_where_the_rows_deny_the_model():
     assert unknown_gap(two, (), well) == ""
     assert unknown_gap(two, ("s0", "s1"), doubted) == ""  # released again: what the flow does to such rows is known
     assert unknown_gap(released(500, mechanism="tables"), (), doubted) == ""
+
+
+def test_where_some_sites_were_released_again_a_distance_is_withheld_for_what_the_others_rows_say():
+    """It was withheld for a site whose flow was measured, and told where such a site outweighed one that denies."""
+    two, one_denies = released(500, 500), pooled(2 * DENIED, 1.0)
+    assert one_denies.doubts
+    assert unknown_gap(two, ("s0",), one_denies) == "", "s0 was released again, and s1 denies nothing"
+    why = unknown_gap(two, ("s1",), one_denies)
+    assert "the rows of s0, which could not be released again, deny the model behind x" in why
+    hardly = pooled(1.2 * DENIED, 0.5)
+    assert hardly.doubts == ()
+    assert "the rows of s0," in unknown_gap(two, ("s1",), hardly)
+    many = unknown_gap(released(MEASURED_TO + 1, 500), ("s1",), pooled())
+    assert "100,001 rows of s0, which could not be released again, are pooled" in many
