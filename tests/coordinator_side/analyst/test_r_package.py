@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from stage.coordinator_side.doors import PAGE, RECORDED, VIGNETTE, installed, lacking, page
+from stage.coordinator_side.doors import PAGE, RECORDED, VIGNETTE, installed, lacking, page, write_answer
 from stage.coordinator_side.doors_asked import (
     NETWORKS,
     QUESTIONS,
@@ -70,6 +70,29 @@ def test_r_formulas_are_read_as_the_questions_that_they_are_in_r(r):
         # factor() and C() are two names of one thing.
         found, expected = (str(parse_formula(kind, formula)) for formula in (text, meant))
         assert found.replace("factor(", "C(") == expected
+
+
+def test_answers_that_agree_are_recorded_by_the_same_bytes_and_only_what_moved_is_written(tmp_path):
+    path, answer = tmp_path / "cox.json", json.loads((RECORDED / "cox.json").read_text(encoding="utf-8"))
+    write_answer(path, answer)
+    before = path.read_bytes()
+    assert before == (RECORDED / "cox.json").read_bytes()
+
+    def nudged(part):
+        if isinstance(part, dict):
+            return {name: nudged(value) for name, value in part.items()}
+        if isinstance(part, list):
+            return [nudged(one) for one in part]
+        return part * (1 + 1e-14) if isinstance(part, float) else part
+
+    assert nudged(answer) != answer
+    write_answer(path, nudged(answer))
+    assert path.read_bytes() == before
+    moved = nudged(answer)
+    moved["pooled"]["beta"] *= 1 + 1e-6
+    write_answer(path, moved)
+    answer["pooled"]["beta"] = moved["pooled"]["beta"]
+    assert json.loads(path.read_text()) == answer
 
 
 def test_code_for_metafor_pools_in_r_to_the_number_that_was_sent(r, tmp_path):
