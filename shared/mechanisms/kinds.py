@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import re
 from collections.abc import Mapping
@@ -35,6 +36,11 @@ def kind(name: object) -> type[MechanismPlan]:
             given=repr(name)[:60],
             next_step=f"Did you mean {near[0]!r}?" if near else "Set one of them.",
         )
+    return _class_at(where)
+
+
+@functools.cache
+def _class_at(where: str) -> type[MechanismPlan]:
     module, name = where.split(":")
     found: type[MechanismPlan] = getattr(importlib.import_module(module), name)
     return found

@@ -370,12 +370,18 @@ def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = N
         show(console())
 
 
+_PLAIN = {str, int, bool, type(None)}
+
+
 def plain(value: Any) -> Any:
     """`value` as JSON can hold it; a number that is not finite becomes null, bytes become hexadecimal digits.
 
     >>> plain({"day": dt.date(2026, 1, 5), "x": (1.5, float("nan"))})
     {'day': '2026-01-05', 'x': [1.5, None]}
     """
+    exact = type(value)
+    if exact in _PLAIN or exact is float:  # nearly everything is, in a document of thousands
+        return value if exact is not float or math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
