@@ -12,6 +12,8 @@ from shared.estimands.fits.blocks import ROWS
 __all__ = ["determined", "independent", "unseen", "within_strata"]
 
 Array = NDArray[np.float64]
+_APART = 1.99
+"""Below this sum of each column of a correlation matrix its least eigenvalue is above 0.01."""
 
 
 def unseen(x: Array, constant: bool = True) -> list[list[int]]:
@@ -25,7 +27,9 @@ def unseen(x: Array, constant: bool = True) -> list[list[int]]:
     if scale.all() and np.isfinite(together).all():  # squares may be beyond what a number holds
         # Squares lose half the digits, and few columns are near enough to each other for that to be too few.
         correlation = together / len(x) / (scale[:, None] * scale)
-        if np.linalg.eigvalsh(correlation)[:1].min(initial=1.0) > 1e-6:
+        # No eigenvalue is further from the 1 on the diagonal than the rest of a row adds up to (Gershgorin).
+        apart = (np.abs(correlation).sum(axis=0) < _APART).all()
+        if apart or np.linalg.eigvalsh(correlation)[:1].min(initial=1.0) > 1e-6:
             return [[] for _ in range(x.shape[1])]
     standard = (x - centre) / np.where(scale > 0, scale, 1.0)
     standard[:, scale <= 1e-12 * (np.abs(x).max(axis=0, initial=0.0) + 1e-300)] = 0.0

@@ -156,7 +156,7 @@ class _RiskSets:
         at = (np.cumsum(new_time) - 1)[self.deaths]
         self._last = np.concatenate([np.flatnonzero(new_time)[1:], [n]])[at] - 1  # of those at risk at each death
         heads = np.flatnonzero(_begins(at))  # where the deaths at one time begin
-        count = np.diff(heads, append=len(at))
+        count = np.concatenate([heads[1:], [len(at)]]) - heads
         self.weights = weights[self.deaths]
         self.mass = np.repeat(np.add.reduceat(self.weights, heads) / count, count)
         count, first = np.repeat(count, count), np.repeat(heads, count)
