@@ -313,13 +313,14 @@ def storage_refusal(error: DBAPIError, url: sa.URL | None = None) -> StorageRefu
     """The refusal for what the database could not do.
 
     Args:
-        url: of the database; of one at a server that does not answer its place is said, and never a password.
+        url: of the database; of one at a server that gives no connection its place is said, and never a password.
     """
     if url is not None and url.get_backend_name() == "postgresql" and _away(error):
         return StorageRefusal(
             "the coordinator's database must be reached",
-            given=f"no answer from {_place(url)}",
-            next_step="Start its server, or look at the network between here and there; then try again.",
+            given=f"no connection to {_place(url)}",
+            next_step="See that its server runs, that its address and password are right, and that it has a free "
+            "connection; then try again.",
         )
     if "malformed" in str(error.orig) or "not a database" in str(error.orig):
         return StorageRefusal(

@@ -555,7 +555,7 @@ def test_a_command_that_only_reads_waits_a_few_seconds_for_a_database_that_is_aw
     else:
         assert answer["refused"]["code"] == "E_STORAGE"
     said = json.dumps(answer)
-    assert "no answer from PostgreSQL at 127.0.0.1:1, database heart" in said
+    assert "no connection to PostgreSQL at 127.0.0.1:1, database heart" in said
     assert "geheim" not in said
     assert engine.BRIEFLY <= clock.now < engine.BRIEFLY + 1 if reads else clock.now >= engine.RESTART
 
