@@ -80,7 +80,9 @@ class PilotPlaces:
             return dict(zip(sites, found, strict=True)), (differing,)
         several = [one for one in looks.values() if isinstance(one, VectorLook)]
         pilots = [self.pooled(sites, at) for at in range(len(self.start))]
-        vectors, between = weighed_vectors(several, pilots, release.terms(self.plan).sigma)
+        vectors, between = weighed_vectors(
+            several, pilots, release.terms(self.plan).sigma, centred=release.held == "centred"
+        )
         return dict(zip(sites, vectors, strict=True)), between
 
     def after(self, levels: Mapping[int, tuple[float, float]]) -> dict[int, AnySentLook]:

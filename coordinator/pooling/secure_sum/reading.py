@@ -63,12 +63,13 @@ def read_sum(
 
 
 def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLook:
-    """`look` with the weights of the look that was sent, which rest on all sites that reported a level."""
+    """`look` with what was sent that rests on all sites that reported a level: weights, and how records are held."""
     if isinstance(look, SumLook) and isinstance(had, SentLook):
         return replace(look, weight=had.weight, cut=had.cut)
     assert isinstance(look, VectorLook)
     assert isinstance(had, SentVectorLook)
-    return replace(look, weights=np.array(had.weights), whitening=np.array(had.whitening))
+    offset = np.array(had.offset or np.zeros(len(had.weights)))
+    return replace(look, weights=np.array(had.weights), whitening=np.array(had.whitening), offset=offset)
 
 
 def _same(one: AnySentLook, other: AnySentLook) -> bool:

@@ -2,8 +2,11 @@ r"""Several coefficients from one secure sum: how its noise is shared out among 
 
 Each coefficient is weighed and read as one alone is (`coordinator.pooling.secure_sum.summed`): of its own pilots come
 its weights a and τ̄², and :math:`\hat\theta = \theta_0 + (F - B) / (S G / H)` with F and G of the sums of vectors and of
-their products, taken back by the inverse of M. With P the variances of the answers and Σ what the public models expect
-of :math:`\sum_i n_i E[(a \circ \psi)(a \circ \psi)']`, each coefficient in units of its √P,
+their products, taken back by the inverse of M. Where a site's vectors are drawn in about a point c, n c is in F again,
+and products are of what is left beside c, at the records as under the models.
+
+With P the variances of the answers and Σ what the public models expect of
+:math:`\sum_i n_i E[(a \circ \psi)(a \circ \psi)']`, each coefficient in units of its √P,
 
 .. math:: M \propto \Sigma^{-1/4} P^{-1/2}
 
@@ -51,13 +54,14 @@ _WIDER = 0.25
 
 
 def weighed_vectors(
-    looks: Sequence[VectorLook], pilots: Sequence[PooledResult], sigma: float
+    looks: Sequence[VectorLook], pilots: Sequence[PooledResult], sigma: float, *, centred: bool = False
 ) -> tuple[tuple[VectorLook, ...], tuple[Heterogeneity, ...]]:
     """The looks with their weights, the largest of each coefficient 1, and with M; how sites differ in each.
 
     Args:
         pilots: of each coefficient, of the same sites, in the same order and the same unit.
         sigma: of the sum's noise in each number.
+        centred: draw vectors in about where each site's model expects nothing to be taken by it, in place of 0.
     """
     own = 1 / np.array([look.precision for look in looks])
     weights, differing = np.empty_like(own), []
@@ -68,7 +72,8 @@ def weighed_vectors(
     weights /= weights.max(axis=0)
     given = [replace(look, weights=one) for look, one in zip(looks, weights, strict=True)]
     whitening = _whitening(given, np.array([one.tau2 for one in differing]), sigma)
-    return tuple(replace(look, whitening=whitening) for look in given), tuple(differing)
+    white = (replace(look, whitening=whitening) for look in given)
+    return tuple(look.centred() if centred else look for look in white), tuple(differing)
 
 
 def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
@@ -123,15 +128,15 @@ def summed_vector(
         back = np.linalg.inv(looks[0].whitening)
     except np.linalg.LinAlgError:
         raise EstimateRefusal("a sum's coefficients must be told apart by its whitening", given="not") from None
-    a, shares = np.array([look.weights for look in looks]), [look.share for look in looks]
-    slope = np.array([look.expected(share) for look, share in zip(looks, shares, strict=True)])
-    kept = np.array([look.expected(share**2) for look, share in zip(looks, shares, strict=True)])
-    beyond = np.array([look.beyond(share) for look, share in zip(looks, shares, strict=True)])
+    a, drawn = np.array([look.weights for look in looks]), [look.drawn_in() for look in looks]
+    slope, kept, expected, beyond = (
+        np.array([getattr(one, name) for one in drawn]) for name in ("slope", "kept", "squares", "beyond")
+    )
     own = 1 / np.array([look.precision for look in looks])
     if not (slope > 0).all():
         raise EstimateRefusal("every site's records must say something of each coefficient", given="a site's do not")
-    moved = back @ total[:several] - (a * beyond).sum(axis=0)
-    squares = np.diag(back @ products(total, several, reach) @ back.T) / (a**2 * kept).sum(axis=0)
+    moved = back @ (total[:several] + sum(look.n * look.offset for look in looks)) - (a * beyond).sum(axis=0)
+    squares = np.diag(back @ products(total, several, reach) @ back.T) / (a**2 * expected).sum(axis=0)
     w = a * slope
     information = w.sum(axis=0) * np.maximum(squares, LEAST_SLOPE)
     share = w / w.sum(axis=0)

@@ -82,6 +82,8 @@ class SecureSumPlan(Aggregates):
         places: how the pilots are read. ``together`` takes columns to follow what all sites' histograms say of them,
             and hazards to change within an interval, and has one coefficient as a vector of one, so that how near
             records are held follows from the pilots in whatever unit. ``apart``: as plans from before have it.
+        held: about which point vectors are drawn in. ``centred``: where each site's public model expects nothing to be
+            taken from the sum by it. ``zero``: as plans from before have it, and one coefficient that is no vector.
     """
 
     epsilon: float
@@ -103,11 +105,12 @@ class SecureSumPlan(Aggregates):
     time_bins: int = 16
     further: Mapping[str, float] = field(default_factory=dict)
     places: Literal["together", "apart"] = "together"
+    held: Literal["centred", "zero"] = "centred"
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
     straight: ClassVar[bool] = True
     later: ClassVar[tuple[str, ...]] = ("further",)
-    before: ClassVar[Mapping[str, Any]] = {"places": "apart"}
+    before: ClassVar[Mapping[str, Any]] = {"places": "apart", "held": "zero"}
     follow: ClassVar[int] = len(SumStep)
     needs: ClassVar[tuple[str, ...]] = ("Crypto",)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
@@ -124,6 +127,7 @@ class SecureSumPlan(Aggregates):
             repr(self.coefficient)[:60],
         )
         must(self.places in ("together", "apart"), "release.places must be together or apart", repr(self.places)[:60])
+        must(self.held in ("centred", "zero"), "release.held must be centred or zero", repr(self.held)[:60])
         self._require_further()
         must(self.outcome in ("survival", "binary"), "release.outcome must be survival or binary", self.outcome)
         members = self.members

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class SentModel:
     edges: Numbers
     cumulative: Numbers
     base: float
+    later: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -110,13 +111,15 @@ class SentModel:
         return {
             name: value if isinstance(value, float) else [list(one) if isinstance(one, tuple) else one for one in value]
             for name, value in body.items()
+            if name not in self.later or value
         }
 
     @classmethod
     def from_canonical(cls, body: Any) -> Self:
         """The reverse of `to_canonical`. Raises: SchemaRefusal."""
         names = {item.name for item in fields(cls)}
-        if not isinstance(body, Mapping) or body.keys() != names:
+        known = names if isinstance(body, Mapping) and any(name in body for name in cls.later) else names - {*cls.later}
+        if not isinstance(body, Mapping) or body.keys() != known:
             raise SchemaRefusal(f"a look must have {', '.join(sorted(names))}", given="others")
         return cls(**{name: _frozen(value) for name, value in body.items()})
 
@@ -187,6 +190,7 @@ class SentVectorLook(SentModel):
         start: (coefficients,) at which the influences of all sites are evaluated, each per unit of the bounds.
         weights: (coefficients,) a. whitening: (coefficients, coefficients) M.
         along: (coefficients, p). means: (coefficients, intervals).
+        offset: (coefficients,) c; empty for 0, as plans from before `SecureSumPlan.held` have it.
     """
 
     start: Numbers
@@ -194,12 +198,15 @@ class SentVectorLook(SentModel):
     whitening: Rows
     along: Rows
     means: Rows
+    offset: Numbers = ()
+    later: ClassVar[tuple[str, ...]] = ("offset",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(0 <= one <= 1 for one in self.weights):
             raise SchemaRefusal("a look's weights must be from 0 to 1", given="others")
         sizes = {len(self.start), len(self.whitening), len(self.along), len(self.means), *map(len, self.whitening)}
+        sizes |= {len(self.offset)} if self.offset else set()
         if sizes != {len(self.weights)}:
             raise SchemaRefusal("a look must be along as many coefficients in all its parts", given="others")
 
@@ -213,6 +220,7 @@ class SentVectorLook(SentModel):
             whitening=_rows(look.whitening),
             along=_rows(look.along),
             means=_rows(look.means),
+            offset=_listed(look.offset) if look.offset.any() else (),
         )
 
     def look(self, n: int, bounds: VectorBounds, design: Design) -> VectorLook:
@@ -230,6 +238,7 @@ class SentVectorLook(SentModel):
             psi=np.zeros((len(self.weights), 0, 0)),
             weights=np.array(self.weights),
             whitening=np.array(self.whitening),
+            offset=np.array(self.offset or np.zeros(len(self.weights))),
         )
 
     def within(self, bounds: VectorBounds) -> bool:

@@ -3,10 +3,11 @@ r"""A site's contribution to a secure sum of one coefficient or several: one vec
 With ψ the influences of the coefficients at a public place, a the site's weights, one for each coefficient, and M a
 matrix that is the same for all sites, a record's vector is
 
-.. math:: u = M \, (a \circ \psi) \, \min(1, A / |M (a \circ \psi)|),
+.. math:: u = (M \, (a \circ \psi) - c) \, \min(1, A / |M (a \circ \psi) - c|),
 
-and its row is u with the products of its coordinates beside it, :math:`(u, \; b \, u u')`, those off the diagonal once
-and times √2, b = 1 / (√2 A). No two rows are further apart than 2 A, as u alone would be. For the squared distance is
+with c a public point, which is the site's or 0, and its row is u with the products of its coordinates beside it,
+:math:`(u, \; b \, u u')`, those off the diagonal once and times √2, b = 1 / (√2 A). No two rows are further
+apart than 2 A, as u alone would be. For the squared distance is
 
 .. math:: f(u, v) = |u - v|^2 + b^2 (|u|^4 - 2 (u'v)^2 + |v|^4),
 
@@ -15,14 +16,19 @@ length A. There, with D = |u - v|², it is D (1 + b² (4 A² - D) / 2), which as
 it is 4 A². So all products, which tell how much the records say of each coefficient, cost nothing beside the sum of u.
 
 M is of the coordinator's choice: it shares one noise out among the coefficients, and each is read from the sum of u by
-its inverse. Whatever M, weights and place a coordinator sends, A is held by `VectorLook.rows`.
+its inverse. Whatever M, weights, c and place a coordinator sends, A is held by `VectorLook.rows`.
+
+**About which point vectors are drawn in.** Influences are skewed, so that drawing in about 0 takes from one side, and
+what a model expects of that is wrong where its tails are. The mean square of what is taken off is convex in c, and its
+slope there is twice the mean of it: where least is taken off, nothing is expected to be taken (`VectorLook.centred`).
+How many records there are is public, so that n c is added again without a price.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +38,23 @@ from shared.mechanisms.moments.influence import held
 from shared.mechanisms.moments.together import SitePlace
 from shared.mechanisms.secure_sum.influences import ModelAt, finite_or_nothing, seen
 
-__all__ = ["MOST_COEFFICIENTS", "VectorBounds", "VectorLook", "coordinates", "products", "rows_of", "vector_look"]
+__all__ = [
+    "MOST_COEFFICIENTS",
+    "DrawnIn",
+    "VectorBounds",
+    "VectorLook",
+    "coordinates",
+    "products",
+    "rows_of",
+    "vector_look",
+]
 
 Array = NDArray[np.float64]
 
 MOST_COEFFICIENTS = 10
+_STEPS, _SETTLED = 20, 1e-3
+"""Steps at most to the point about which least is taken off, and when it is near enough, in A: what is expected to be
+taken off there is taken into account all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +83,21 @@ class VectorBounds:
         return 2 * self.reach
 
 
+@dataclass(frozen=True)
+class DrawnIn:
+    """Expectations under a site's model, over all its records: q is ψ drawn in, c̃ is c in the unit of ψ.
+
+    Args:
+        slope: (coefficients,) n E[q ψ], how fast the sum falls with the coefficient. kept: n E[q²].
+        squares: n E[(q - c̃)²], what the sum's products tell. beyond: n E[q - ψ], what drawing in takes from the sum.
+    """
+
+    slope: Array
+    kept: Array
+    squares: Array
+    beyond: Array
+
+
 @dataclass(frozen=True, kw_only=True)
 class VectorLook(ModelAt):
     """Point at which one site's influences on several coefficients are evaluated, and the model's expectations there.
@@ -73,6 +106,7 @@ class VectorLook(ModelAt):
         bounds: of the plan. along: (coefficients, p) d, each in its unit. means: (coefficients, intervals) d'x̄.
         psi: (coefficients, points, cases) influences.
         weights: (coefficients,) a. whitening: (coefficients, coefficients) M, the same at all sites.
+        offset: (coefficients,) c, in the unit of M's vectors.
     """
 
     bounds: VectorBounds
@@ -81,6 +115,7 @@ class VectorLook(ModelAt):
     psi: Array
     weights: Array
     whitening: Array
+    offset: Array
 
     def rows(self, x: Array, y: Array) -> Array:
         """(n, `coordinates`) what each record adds, of which no two are further apart than the bounds' sensitivity.
@@ -89,13 +124,31 @@ class VectorLook(ModelAt):
             x: (n, p) covariates. y: (n, columns) outcomes.
         """
         found = self.influences(x, y, self.along, self.means)
-        return rows_of(finite_or_nothing(self.whitening @ (self.weights[:, None] * found)).T, self.bounds.reach)
+        vectors = finite_or_nothing(self.whitening @ (self.weights[:, None] * found)).T
+        return rows_of(vectors - self.offset, self.bounds.reach)
 
     @property
     def share(self) -> Array:
-        """(points, cases) of each vector that is left when it is drawn in to A."""
-        white = np.tensordot(self.whitening * self.weights, self.psi, 1)
+        """(points, cases) of each vector that is left when it is drawn in to A, of its distance to c."""
+        white = np.tensordot(self.whitening * self.weights, self.psi, 1) - self.offset[:, None, None]
+        return self._share(white)
+
+    def _share(self, white: Array) -> Array:
         return np.minimum(1.0, self.bounds.reach / np.maximum(np.sqrt(np.square(white).sum(axis=0)), 1e-300))
+
+    def centred(self) -> VectorLook:
+        """With the c about which least is taken off under the model, in the mean square."""
+        vectors = np.tensordot(self.whitening * self.weights, self.psi, 1)
+        offset, reach = np.zeros(len(self.weights)), self.bounds.reach
+        for _ in range(_STEPS):
+            away = vectors - offset[:, None, None]
+            off = 1 - self._share(away)
+            # Newton's step for one coefficient; for several no longer than his.
+            step = (self.chance * off * away).sum(axis=(1, 2)) / max(float(self.chance[off > 0].sum()), 1e-300)
+            offset = held((offset + step)[:, None], reach)[:, 0]
+            if float(np.abs(step).max()) <= _SETTLED * reach:
+                break
+        return replace(self, offset=offset)
 
     @property
     def precision(self) -> Array:
@@ -108,11 +161,25 @@ class VectorLook(ModelAt):
         Args:
             factor: (points, cases): `share`, for how fast a sum falls with its coefficient.
         """
-        return np.asarray((self.chance * factor * self.psi**2).sum(axis=(1, 2)) * self.n / len(self.chance))
+        return self._all(self.chance * factor * self.psi**2)
 
-    def beyond(self, share: Array) -> Array:
-        """(coefficients,) n E[q - ψ]: what drawing in takes from the sum, on average."""
-        return np.asarray((self.chance * (share - 1) * self.psi).sum(axis=(1, 2)) * self.n / len(self.chance))
+    def drawn_in(self) -> DrawnIn:
+        """What the model expects of the vectors as they are drawn in.
+
+        Raises: numpy.linalg.LinAlgError, where M cannot be taken back.
+        """
+        share, chance, psi = self.share, self.chance, self.psi
+        if not self.offset.any():
+            kept = self.expected(share**2)
+            return DrawnIn(self.expected(share), kept, kept, self._all(chance * (share - 1) * psi))
+        centre = (np.linalg.solve(self.whitening, self.offset) / self.weights)[:, None, None]
+        left = share * (psi - centre)
+        q = centre + left
+        return DrawnIn(*(self._all(chance * one) for one in (q * psi, q**2, left**2, q - psi)))
+
+    def _all(self, values: Array) -> Array:
+        """(coefficients,) of all records, of what (coefficients, points, cases) are for one."""
+        return np.asarray(values.sum(axis=(1, 2)) * self.n / len(self.chance))
 
 
 def coordinates(coefficients: int) -> int:
@@ -155,7 +222,7 @@ def products(numbers: Array, coefficients: int, reach: float) -> Array:
 def vector_look(place: SitePlace, start: Sequence[float], level: float, bounds: VectorBounds) -> VectorLook:
     """The look of a site at the coefficients that all sites are looked at with, each per unit of the bounds.
 
-    Its weights and M are 1 until they are known. Args and Raises: as of `influences.seen`.
+    Its weights and M are 1, and c is 0, until they are known. Args and Raises: as of `influences.seen`.
     """
     found = seen(place, dict(zip(bounds.columns, start, strict=True)), bounds.units, level)
     several = len(bounds.columns)
@@ -167,6 +234,7 @@ def vector_look(place: SitePlace, start: Sequence[float], level: float, bounds: 
         psi=found.psi,
         weights=np.ones(several),
         whitening=np.eye(several),
+        offset=np.zeros(several),
     )
 
 

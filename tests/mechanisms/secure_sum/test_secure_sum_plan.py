@@ -57,6 +57,15 @@ def test_a_plan_from_before_reads_its_pilots_as_it_was_signed():
     assert isinstance(planned().release.bounds(planned()), VectorBounds)
 
 
+def test_a_plan_from_before_holds_its_vectors_about_0_as_it_was_signed():
+    before = planned().to_canonical()
+    del before["release"]["held"]
+    read = StudyPlan.from_canonical(before)
+    assert read.release.held == "zero"
+    assert "held" not in read.to_canonical()["release"]
+    assert planned().release.held == "centred"
+
+
 @pytest.mark.parametrize(
     ("more", "rule"),
     [
@@ -67,6 +76,7 @@ def test_a_plan_from_before_reads_its_pilots_as_it_was_signed():
         ({"least": 9.0}, "least and release.most must be left out"),
         ({"least": 9.0, "places": "apart"}, "least must not be above"),
         ({"places": "near"}, "places must be together or apart"),
+        ({"held": "near"}, "held must be centred or zero"),
         ({"reach": 0.0}, "reach must be positive"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"outcome": "linear"}, "survival or binary"),

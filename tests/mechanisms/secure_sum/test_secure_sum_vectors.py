@@ -116,7 +116,8 @@ def test_rows_stay_within_the_plan_s_bound_whatever_weights_whitening_and_place_
     rng = np.random.default_rng(2)
     several = len(UNITS)
     at = replace(at, weights=weights * np.ones(several), whitening=size * rng.standard_normal((several, several)))
-    for sent in (at, replace(at, along=1e9 * at.along), replace(at, effects=at.effects + 3.0)):
+    aside = replace(at, offset=1e6 * rng.standard_normal(several))
+    for sent in (at, aside, replace(at, along=1e9 * at.along), replace(at, effects=at.effects + 3.0)):
         rows = sent.rows(x, y)
         assert rows.shape == (len(x), coordinates(several))
         assert np.linalg.norm(rows[:, :several], axis=1).max() <= at.bounds.reach * (1 + 1e-12)
@@ -230,12 +231,50 @@ def test_what_noisy_pilots_have_wrong_is_in_the_interval_and_a_pilot_that_says_n
     assert SummedAnswer.of(older).pilots == 0
 
 
+def test_nothing_is_expected_to_be_taken_where_vectors_are_drawn_in_about_their_own_point():
+    plan, pilots, opened = world(1.0)
+    levels = {site: (part.events, part.charges) for site, part in opened.parts.items()}
+    looks, _ = pilot_places(plan, pilots).weighed(pilot_places(plan, pilots).looks(levels))
+    for look in looks.values():
+        about_0, own = replace(look, offset=np.zeros(4)), replace(look, offset=np.zeros(4)).centred()
+        assert own.offset == pytest.approx(look.offset)
+        assert np.linalg.norm(own.offset) <= look.bounds.reach
+        taken = [one.whitening @ (one.weights * one.drawn_in().beyond) for one in (about_0, own)]
+        assert np.linalg.norm(taken[1]) < 0.1 * np.linalg.norm(taken[0])
+
+
+@pytest.mark.parametrize("held", ["centred", "zero"])
+def test_records_that_follow_the_models_are_answered_where_they_are_looked_at_from_however_much_is_drawn_in(held):
+    plan, pilots, opened = world(1.0)
+    places = pilot_places(plan, pilots)
+    levels = {site: (part.events, part.charges) for site, part in opened.parts.items()}
+    found, differing = places.weighed(places.looks(levels))
+    looks = [replace(look, whitening=4 * look.whitening, offset=np.zeros(4)) for look in found.values()]
+    looks = [look.centred() for look in looks] if held == "centred" else looks
+    total = np.zeros(coordinates(4))
+    for look in looks:
+        vectors = np.tensordot(look.whitening * look.weights, look.psi, 1).reshape(4, -1).T
+        chance = look.n * look.chance.ravel() / len(look.chance)
+        total += chance @ rows_of(vectors - look.offset, look.bounds.reach)
+        # Whom a noisy model has stay beyond the last interval are in none of its cases: here without an influence.
+        total += (look.n - chance.sum()) * rows_of(-look.offset[None], look.bounds.reach)[0]
+        total[:4] -= chance @ vectors  # by its intervals a model has not quite the mean of 0 that records have
+    for answer, start in zip(
+        summed_vector(looks, total, 0.0, places.start, differing, sites=list(TABLES)), places.start, strict=True
+    ):
+        assert answer.estimate == pytest.approx(start, abs=1e-9)
+
+
 # -- what is sent and opened ---------------------------------------------------------------------------------------
 def test_a_look_of_several_is_the_same_read_back_and_no_look_of_one():
     _, _, opened = world(8.0)
     look = opened.parts[0].look
     assert isinstance(look, SentVectorLook)
     assert read_look(json.loads(json.dumps(look.to_canonical()))) == look
+    assert any(look.offset)
+    about_0 = replace(look, offset=())
+    assert "offset" not in about_0.to_canonical(), "as looks were sent before there was one"
+    assert read_look(json.loads(json.dumps(about_0.to_canonical()))) == about_0
     assert OpenedSum.from_bytes(opened.to_bytes()) == opened
     single = cohorts_plan(KEYS, 8.0)
     with pytest.raises(SchemaRefusal, match="the plan's coefficients"):
@@ -248,6 +287,8 @@ def test_a_look_of_several_is_the_same_read_back_and_no_look_of_one():
         {"whitening": look.whitening[:2]},
         {"along": look.along[0]},
         {"means": (*look.means[:3], (math.nan,))},
+        {"offset": look.offset[:2]},
+        {"offset": (math.inf, *look.offset[1:])},
     ):
         with pytest.raises(SchemaRefusal):
             replace(look, **changed)
