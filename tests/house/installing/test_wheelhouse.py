@@ -210,7 +210,9 @@ def test_on_a_root_filesystem_without_a_network_the_first_ten_minutes_pass(wheel
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         root, state = Path(folder) / "root", Path(folder) / "state"
         built = ["sh", str(ROOT / "deploy" / "containers" / "root.sh"), str(wheelhouse), str(root), "900"]
-        size = subprocess.run(built, check=True, capture_output=True, text=True, timeout=1800).stdout.split()[-2]
+        made = subprocess.run(built, capture_output=True, text=True, timeout=1800, check=False)
+        assert made.returncode == 0, (made.stdout + made.stderr)[-2000:]
+        size = made.stdout.split()[-2]
         state.mkdir(mode=0o700)
         os.chown(state, 10001, 10001)
         alone = ["unshare", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child"]
