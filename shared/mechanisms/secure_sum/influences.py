@@ -159,6 +159,10 @@ class SumLook(ModelAt):
         q = np.clip(found, -cut, cut)
         return np.column_stack([weight * q, weight * self.bounds.bend * q**2])
 
+    def gone(self, records: int) -> Array:
+        """(records, 2) what records add that are there no more: nothing."""
+        return np.zeros((records, 2))
+
     @property
     def precision(self) -> float:
         """n E[ψ²]: the precision that all of the site's records give the coefficient."""

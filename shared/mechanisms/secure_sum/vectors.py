@@ -127,6 +127,13 @@ class VectorLook(ModelAt):
         vectors = finite_or_nothing(self.whitening @ (self.weights[:, None] * found)).T
         return rows_of(vectors - self.offset, self.bounds.reach)
 
+    def gone(self, records: int) -> Array:
+        """(records, `coordinates`) what records add that are there no more: as if they said nothing, whoever they were.
+
+        n c is added again for all that the pilot had.
+        """
+        return rows_of(np.tile(-self.offset, (records, 1)), self.bounds.reach)
+
     @property
     def share(self) -> Array:
         """(points, cases) of each vector that is left when it is drawn in to A, of its distance to c."""

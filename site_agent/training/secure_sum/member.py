@@ -1,6 +1,6 @@
 """This site as a member of the sum that its plan has: its place and release, and the records that it adds up.
 
-The records are those of the pilot, of the same table. Whoever has withdrawn since is a row that adds nothing: what is
+The records are those of the pilot, of the same table. Whoever has withdrawn since is a row that says nothing: what is
 added is within the bounds all the same, and the number of records stays the public one.
 """
 
@@ -196,5 +196,6 @@ class OwnRecords:
         return look_sent(sent, self.n, release.bounds(plan), release.first(plan.budget.delta).design(plan))
 
     def steps(self, sent: AnySentLook) -> NDArray[np.int64]:
-        """(coordinates,) what the records add to the sum, in whole steps, without noise."""
-        return self.member.terms.whole_steps(self.look(sent).rows(self.x, self.y))
+        """(coordinates,) what the records add to the sum, in whole steps, without noise; withdrawn ones say nothing."""
+        look = self.look(sent)
+        return self.member.terms.whole_steps(np.vstack([look.rows(self.x, self.y), look.gone(self.n - len(self.x))]))

@@ -76,6 +76,20 @@ def test_whoever_has_withdrawn_since_the_pilot_adds_nothing_and_the_number_of_re
     assert left == pytest.approx(gone.sum(axis=0), abs=10 * grid)
 
 
+def test_whoever_has_withdrawn_since_the_pilot_says_nothing_where_records_are_drawn_in_about_a_point(asked):
+    hospital = asked.hospitals["south"]
+    look = LookOrder.from_bytes(asked.order("south", SumStep.LEVEL)[1], asked.plan.release.terms(asked.plan)).look
+    aside = replace(look, offset=(0.7,))
+    member = member_of(hospital.ledger, "south", asked.plan)
+    with hospital.hub.egress("south") as egress:
+        here = OwnRecords.read(member, hospital.source, hospital.site(egress))
+    left = replace(here, x=here.x[50:], y=here.y[50:])
+    rows, grid = left.look(aside).rows(left.x, left.y), member.terms.grid
+    # As the sum is read: n c is added again, for all that the pilot had.
+    read = left.steps(aside)[0] * grid + left.n * 0.7
+    assert read == pytest.approx((rows[:, 0] + 0.7).sum(), abs=400 * grid)
+
+
 def test_of_another_table_than_the_pilot_s_nothing_is_begun(asked):
     hospital = asked.hospitals["west"]
     kept = hospital.source.path.read_text()
