@@ -196,7 +196,12 @@ class SecureSumPlan(Aggregates):
         columns = self._first(plan).design(plan).spec.covariates
         if self.vectors:
             places = tuple(columns.index(name) for name in self.coefficients)
-            return VectorBounds(columns=places, units=tuple(self.coefficients.values()), reach=self.reach)
+            return VectorBounds(
+                columns=places,
+                units=tuple(self.coefficients.values()),
+                reach=self.reach,
+                centred=self.held == "centred",
+            )
         return Bounds(
             column=columns.index(self.coefficient),
             unit=self.units,

@@ -226,10 +226,13 @@ class SentVectorLook(SentModel):
     def look(self, n: int, bounds: VectorBounds, design: Design) -> VectorLook:
         """The look at a site of n records, if it is one at the plan's figures.
 
-        Raises: SchemaRefusal: of another number of coefficients, columns or intervals, or times that do not ascend.
+        Raises: SchemaRefusal: of another number of coefficients, columns or intervals, times that do not ascend, or
+            about a point that the plan does not allow.
         """
         if len(self.weights) != len(bounds.columns):
             raise SchemaRefusal("a look must be along the plan's coefficients", given="others")
+        if not bounds.allows(self.offset):
+            raise SchemaRefusal("a look must draw records in about a point that the plan allows", given="another")
         return VectorLook(
             **vars(self._model(n, design, self.along, self.means)),
             bounds=bounds,
@@ -242,9 +245,11 @@ class SentVectorLook(SentModel):
         )
 
     def within(self, bounds: VectorBounds) -> bool:
-        """True if there is one entry per coefficient of the plan, and the whitening matrix has full rank."""
+        """True if there is one entry per coefficient, the whitening has full rank, and the plan allows the offset."""
         several = len(bounds.columns)
-        return len(self.weights) == several and np.linalg.matrix_rank(np.array(self.whitening)) == several
+        if len(self.weights) != several or not bounds.allows(self.offset):
+            return False
+        return bool(np.linalg.matrix_rank(np.array(self.whitening)) == several)
 
     @property
     def common(self) -> tuple[Any, ...]:

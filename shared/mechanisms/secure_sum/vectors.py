@@ -64,11 +64,13 @@ class VectorBounds:
     Args:
         columns: of the coefficients, among the covariates. units: of each covariate, for which its coefficient is told.
         reach: A, in no unit: M has it.
+        centred: whether vectors may be drawn in about a point; else about 0.
     """
 
     columns: tuple[int, ...]
     units: tuple[float, ...]
     reach: float
+    centred: bool = True
 
     def __post_init__(self) -> None:
         listed = 0 < len(self.columns) == len(set(self.columns)) == len(self.units) <= MOST_COEFFICIENTS
@@ -81,6 +83,10 @@ class VectorBounds:
     def sensitivity(self) -> float:
         """Of a site's rows, in ℓ₂, when one record is replaced: 2 A."""
         return 2 * self.reach
+
+    def allows(self, offset: Sequence[float]) -> bool:
+        """True if vectors may be drawn in about c: what says nothing must be within A of it, or it moves the sum."""
+        return not offset or (self.centred and math.hypot(*offset) <= self.reach * (1 + 1e-9))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, SchemaR
 from shared.estimands.answer import estimate, parse_estimand
 from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.secure_sum.opened import OpenedSum
-from shared.mechanisms.secure_sum.sent_look import SentLook, SentVectorLook, look_sent, read_look
+from shared.mechanisms.secure_sum.sent_look import SentLook, SentVectorLook, is_within, look_sent, read_look
 from shared.mechanisms.secure_sum.vectors import VectorBounds, coordinates, products, rows_of
 from shared.plans.plan import StudyPlan
 from shared.privacy.accountant import epsilon
@@ -292,6 +292,21 @@ def test_a_look_of_several_is_the_same_read_back_and_no_look_of_one():
     ):
         with pytest.raises(SchemaRefusal):
             replace(look, **changed)
+
+
+def test_a_look_about_a_point_that_the_plan_does_not_allow_is_refused_by_the_site_and_by_whoever_reads_the_sum():
+    plan, _, opened = world(8.0)
+    design, look = plan.release.first(plan.budget.delta).design(plan), opened.parts[0].look
+    about_0 = cohorts_plan(KEYS, 8.0, further=FURTHER, held="zero")
+    bounds, own = about_0.release.bounds(about_0), plan.release.bounds(plan)
+    further = replace(look, offset=(0.0, 0.0, 0.0, -1.01 * own.reach))
+    for sent, of in ((look, bounds), (further, own)):
+        with pytest.raises(SchemaRefusal, match="about a point that the plan allows"):
+            look_sent(sent, 100, of, design)
+        assert not is_within(sent, of)
+    for sent, of in ((replace(look, offset=()), bounds), (look, own), (replace(look, offset=()), own)):
+        assert is_within(sent, of)
+        assert look_sent(sent, 100, of, design).n == 100
 
 
 def test_looks_that_no_one_answer_can_be_read_from_are_refused():
