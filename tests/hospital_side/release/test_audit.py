@@ -681,6 +681,14 @@ def test_of_a_large_table_membership_is_tried_on_a_part_and_own_rows_among_all(l
     assert sum(said in line for line in report["sentences"]) == 1
 
 
+@pytest.mark.parametrize(("most", "said"), [(590, True), (400, True), (600, False)])
+def test_that_membership_was_tried_on_a_part_is_said_however_large_the_part(large, monkeypatch, most, said):
+    monkeypatch.setattr("site_agent.release.audit.attacks.MOST_PROBED", most)
+    report = large(0.5, False, LIMITS)
+    assert report["n_probed"] == 0.8 * most
+    assert any("tried on a release of" in line for line in report["sentences"]) is said
+
+
 def test_what_a_part_of_a_large_table_would_refuse_is_tried_on_all_of_it(large):
     strict = dataclasses.replace(LIMITS, membership_auc=0.52, own_row_linkage=1.0, extreme_linkage=1.0)
     with pytest.raises(AuditRefusal):
