@@ -68,7 +68,7 @@ class AskedOfTable(PoolingOptions):
     term: Term = ""
 
 
-@verb(app, rich_help_panel="Answers")
+@verb(app, keeps=True, rich_help_panel="Answers")
 def pool(
     store: Store,
     study: Study,
@@ -134,7 +134,7 @@ class TableOfWave(PoolingOptions):
     as_of: AsOf = None
 
 
-@verb(app, "table-one", rich_help_panel="Answers")
+@verb(app, "table-one", keeps=True, rich_help_panel="Answers")
 def table_one(
     store: Store, study: Study, columns: Columns, options: TableOfWave, by: By = "", out: TableOut = None
 ) -> VerbAnswer:
@@ -287,7 +287,7 @@ def _answer_figure(
     return {**answer.document, "changed": _changed(before, answer), **more}
 
 
-@verb(app, rich_help_panel="Answers")
+@verb(app, keeps=True, rich_help_panel="Answers")
 def harmonise(
     store: Store,
     study: Study,

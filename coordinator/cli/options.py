@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
 from contextlib import closing, contextmanager
 from inspect import Parameter
 from pathlib import Path
@@ -130,7 +131,7 @@ GIVEN = {"CoordinatorConfig": "config", "Store": "store"}
 
 
 @contextmanager
-def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[str, Any]]:
+def _at_home(said: Mapping[str, Any], asked: Collection[str], *, keeps: bool) -> Iterator[dict[str, Any]]:
     if not {"config", "store"} & {*asked}:
         yield {}
         return
@@ -138,22 +139,23 @@ def _at_home(said: Mapping[str, Any], asked: Collection[str]) -> Iterator[dict[s
     if "store" not in asked:
         yield {"config": config}
         return
-    with open_store(config, reads="dry_run" not in asked) as store:  # every verb that writes has --dry-run
+    with open_store(config, reads=not keeps and "dry_run" not in asked) as store:
         yield {"config": config, "store": store}
 
 
 def verb(
-    group: typer.Typer, name: str | None = None, **listed: Any
+    group: typer.Typer, name: str | None = None, *, keeps: bool = False, **listed: Any
 ) -> Callable[[Callable[..., VerbAnswer]], Callable[..., VerbAnswer]]:
     """Register a verb: it has ``--json``, works with the settings and the store it asks for, and gives its answer.
 
     Args:
         name: as it is typed; the function's where left out.
+        keeps: it writes into the store and has no ``--dry-run``: an answer that is handed out is kept.
         listed: as `typer.Typer.command` takes it.
     """
 
     def register(function: Callable[..., VerbAnswer]) -> Callable[..., VerbAnswer]:
-        group.command(name, **listed)(command(function, SHARED, GIVEN, _at_home))
+        group.command(name, **listed)(command(function, SHARED, GIVEN, functools.partial(_at_home, keeps=keeps)))
         return function
 
     return register

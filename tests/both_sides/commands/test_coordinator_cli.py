@@ -538,7 +538,15 @@ class Waits:
 
 @pytest.mark.parametrize(
     ("words", "reads"),
-    [(("studies",), True), (("plan", "cost"), True), (("log",), True), (("plan", "amend", "cvd", "--dry-run"), False)],
+    [
+        (("studies",), True),
+        (("plan", "cost"), True),
+        (("log",), True),
+        (("plan", "amend", "cvd", "--dry-run"), False),
+        (("pool", "cvd", "--formula", "mean(age)"), False),
+        (("table-one", "cvd", "age"), False),
+        (("harmonise", "cvd", "chol", "--to", "alpha"), False),
+    ],
 )
 def test_a_command_that_only_reads_waits_a_few_seconds_for_a_database_that_is_away_and_says_which(
     ready, tmp_path, monkeypatch, words, reads
