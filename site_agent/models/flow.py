@@ -167,8 +167,9 @@ def fit_flow(
     return _fit(x, settings, rng.generator, None, progress, integer_columns, carried, shared, outcomes)
 
 
-def _searched(n: int) -> float:
-    return min(1.0, _SEARCHED / n)
+def _searched(n: int, settings: FlowSettings) -> float:
+    """Share of n records by which it is found how long to train: all where nothing is held back to find it."""
+    return min(1.0, _SEARCHED / n) if settings.validation else 1.0
 
 
 def network_of(flow: Any) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def _fit(
     size, batch = settings.sizes(n)
     held = n - size if settings.epochs and settings.flows and passes is None else 0
     if settings.refit:
-        size = round(size * _searched(n))
+        size = round(size * _searched(n, settings))
     train, check = order[held:][:size], order[:held][: size * held // (n - held)]
     task = _Task(x, settings, integers, carried, outcomes, seed, batch)
 
@@ -498,7 +499,9 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
             trainer.run(noise, batch, timed, 1, None, final=False)
             step = (time.monotonic() - began) / timed
         # Reading the held-back records costs about a third of a step per batch of them.
-        per_epoch = (max(1, train // batch) + (n - train) / batch / 3) * (_searched(n) if settings.refit else 1.0)
+        per_epoch = (max(1, train // batch) + (n - train) / batch / 3) * (
+            _searched(n, settings) if settings.refit else 1.0
+        )
         passes = 1 + (settings.refit and settings.validation > 0)
         seconds += step * (per_epoch * settings.epochs * passes + settings.final_steps)
         if settings.transfer and n < TRANSFER_BELOW:

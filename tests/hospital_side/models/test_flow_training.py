@@ -233,6 +233,9 @@ def test_of_many_records_a_part_chooses_how_long_to_train_and_all_are_trained_on
     ((rows, batch, steps),) = taken
     assert (rows, steps) == (2_000, part.report.epochs * (375 // batch))
     assert steps > 0
+    taken.clear()
+    fit_flow(x, replace(SMALL, validation=0.0), seeded_rng(1), integer_columns=(2,))
+    assert taken[0][2] == SMALL.epochs * (2_000 // taken[0][1])  # nothing chooses, so that all passes are taken
     # Levels, margins and whitening are those of all records either way.
     for one, other in zip(*(flow.flow.second.first.models for flow in (whole, part)), strict=True):
         assert np.array_equal(one.coefficients, other.coefficients)
