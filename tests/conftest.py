@@ -106,12 +106,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 _soaked: dict[str, dict[str, object]] = {}
+_of_soak: set[str] = set()  # by mark: a report's keywords have the names of folders, too
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note what a soak test counted (`record_property`), for `make soak`'s file, and how long each test took."""
     _took[_function(report.nodeid)] += report.duration
-    if os.environ.get("TRIBUTARY_SOAK") and report.when == "call" and "soak" in report.keywords:
+    if os.environ.get("TRIBUTARY_SOAK") and report.when == "call" and report.nodeid in _of_soak:
         counts = dict(report.user_properties)
         _soaked[report.nodeid.split("/")[-1]] = {"outcome": report.outcome, "seconds": round(report.duration), **counts}
 
@@ -154,6 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     there = {item for item in items if _on_postgres(item) and item.path.name not in WHOLE_ON_POSTGRES}
     for item in there:
         item.add_marker(pytest.mark.sampled)
+    _of_soak.update(item.nodeid for item in items if item.get_closest_marker("soak"))
     for item in items:
         if item.get_closest_marker("soak") or os.environ.get("TRIBUTARY_SOAK"):
             item.add_marker(pytest.mark.timeout(0))

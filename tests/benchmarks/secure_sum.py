@@ -14,7 +14,8 @@ is reported has seeds from 12001 on.
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
-  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--name NAME] [--summary]
+  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--held centred]
+  [--name NAME] [--summary]
 """
 
 import argparse
@@ -53,6 +54,7 @@ def plan_of(keys, epsilon, given, **release):
     """The plan that is measured: what a study would sign, its sites by their names."""
     made: dict[str, Any] = {"drop_outs": DROP_OUTS, "colluders": COLLUDERS}
     made |= {"pilot": given.pilot} if given.pilot else {}
+    made |= {"held": given.held} if given.held else {}
     return cohorts_plan(keys, epsilon, **made, **release)
 
 
@@ -214,6 +216,7 @@ def main():
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
+    parser.add_argument("--held", choices=("zero", "centred"), help="about which point records are drawn in")
     parser.add_argument("--tau", type=float, default=0.03, help="how the true effects differ where the models fit")
     parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
     parser.add_argument("--no-rows", dest="rows", action="store_false", help="leave out a user's regression on rows")

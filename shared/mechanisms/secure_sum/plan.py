@@ -82,8 +82,8 @@ class SecureSumPlan(Aggregates):
         places: how the pilots are read. ``together`` takes columns to follow what all sites' histograms say of them,
             and hazards to change within an interval, and has one coefficient as a vector of one, so that how near
             records are held follows from the pilots in whatever unit. ``apart``: as plans from before have it.
-        held: about which point vectors are drawn in. ``centred``: where each site's public model expects nothing to be
-            taken from the sum by it. ``zero``: as plans from before have it, and one coefficient that is no vector.
+        held: about which point vectors are drawn in: ``zero``, or ``centred``, where each site's public model expects
+            nothing to be taken from the sum by it, which can be far off where a noisy pilot's model is.
     """
 
     epsilon: float
@@ -105,12 +105,12 @@ class SecureSumPlan(Aggregates):
     time_bins: int = 16
     further: Mapping[str, float] = field(default_factory=dict)
     places: Literal["together", "apart"] = "together"
-    held: Literal["centred", "zero"] = "centred"
+    held: Literal["centred", "zero"] = "zero"
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
     straight: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("further",)
-    before: ClassVar[Mapping[str, Any]] = {"places": "apart", "held": "zero"}
+    later: ClassVar[tuple[str, ...]] = ("further", "held")
+    before: ClassVar[Mapping[str, Any]] = {"places": "apart"}
     follow: ClassVar[int] = len(SumStep)
     needs: ClassVar[tuple[str, ...]] = ("Crypto",)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of

@@ -49,7 +49,7 @@ NUMBERS = st.floats(-1e9, 1e9)
 @cache
 def world(at):
     """A sum of four coefficients at this ε: plan, pilots, what was opened, and the parts that each site added."""
-    plan = cohorts_plan(KEYS, at, further=FURTHER)
+    plan = cohorts_plan(KEYS, at, further=FURTHER, held="centred")
     noise = seeded_rng(4)
     pilots = {
         place: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))

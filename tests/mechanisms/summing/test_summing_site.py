@@ -83,7 +83,8 @@ def test_whoever_has_withdrawn_since_the_pilot_says_nothing_where_records_are_dr
     member = member_of(hospital.ledger, "south", asked.plan)
     with hospital.hub.egress("south") as egress:
         here = OwnRecords.read(member, hospital.source, hospital.site(egress))
-    left = replace(here, x=here.x[50:], y=here.y[50:])
+    centred = replace(asked.plan, release=replace(asked.plan.release, held="centred"))
+    left = replace(here, member=replace(member, plan=centred, release=centred.release), x=here.x[50:], y=here.y[50:])
     rows, grid = left.look(aside).rows(left.x, left.y), member.terms.grid
     # As the sum is read: n c is added again, for all that the pilot had.
     read = left.steps(aside)[0] * grid + left.n * 0.7
