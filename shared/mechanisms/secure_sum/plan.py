@@ -83,7 +83,7 @@ class SecureSumPlan(Aggregates):
             and hazards to change within an interval, and has one coefficient as a vector of one, so that how near
             records are held follows from the pilots in whatever unit. ``apart``: as plans from before have it.
         held: about which point vectors are drawn in: ``zero``, or ``centred``, where each site's public model expects
-            nothing to be taken from the sum by it, which can be far off where a noisy pilot's model is.
+            nothing to be taken from the sum by it, for ε ≥ 1: below, a noisy pilot's model can put it far off.
     """
 
     epsilon: float
@@ -138,6 +138,11 @@ class SecureSumPlan(Aggregates):
         for name in ("epsilon", "units", "reach", "least", "most", "pilot", "level"):
             value = getattr(self, name)
             must(0 < value < math.inf, f"release.{name} must be positive and finite", value)
+        must(
+            self.held == "zero" or self.epsilon >= 1,
+            "release.held = centred must go with ε of 1 or more: below, an answer was seen far off",
+            f"ε {self.epsilon:g}",
+        )
         shares = (self.pilot, self.level, 1 - self.pilot - self.level)
         must(
             min(shares) >= _LEAST_SHARE,
