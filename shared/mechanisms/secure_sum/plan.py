@@ -141,7 +141,7 @@ class SecureSumPlan(Aggregates):
         must(
             self.held == "zero" or self.epsilon >= 1,
             "release.held = centred must go with ε of 1 or more: below, an answer was seen far off",
-            f"ε {self.epsilon:g}",
+            f"ε {shown_epsilon(self.epsilon)}",
         )
         shares = (self.pilot, self.level, 1 - self.pilot - self.level)
         must(
