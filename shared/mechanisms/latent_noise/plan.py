@@ -412,7 +412,7 @@ class LatentNoisePlan(MechanismPlan):
         few = min(n, 50_000)
         return Effort(
             seconds=1.3 + (0.8e-6 * few + 0.5e-6 * (n - few)) * d**2 + 2.5e-9 * few * min(n, 15_000),
-            memory_mb=165 + 2.2e-4 * n * d,
+            memory_mb=165 + (2.2e-4 * few + 1.5e-4 * (n - few)) * d,
             bundle_mb=0.03 + 1.5e-6 * n * d,
         )
 
