@@ -30,6 +30,7 @@ _NEWTON = 600
 """Most coefficients for which the matrix of second derivatives is formed."""
 _AT_ONCE = 8192
 _FEW = 25_000
+"""Records that say where, of twice as many or more, the fit of a level's law begins."""
 
 
 def whitening(y: Array) -> AffineAutoregressiveFlow:

@@ -689,13 +689,22 @@ def test_that_membership_was_tried_on_a_part_is_said_however_large_the_part(larg
     assert any("tried on a release of" in line for line in report["sentences"]) is said
 
 
-def test_what_a_part_of_a_large_table_would_refuse_is_tried_on_all_of_it(large):
+def test_what_a_part_of_a_large_table_would_refuse_is_tried_on_all_of_it(large, monkeypatch):
+    probed = []
+
+    def counted(rows, **others):
+        probed.append(len(rows.probe))
+        return attack(rows, **others)
+
+    monkeypatch.setattr("site_agent.release.audit.attacks.attack", counted)
     strict = dataclasses.replace(LIMITS, membership_auc=0.52, own_row_linkage=1.0, extreme_linkage=1.0)
     with pytest.raises(AuditRefusal):
         large(0.9, True, strict)
+    assert probed == [160, 480]
     wide = dataclasses.replace(strict, membership_auc=0.85)
     assert large(0.9, True, wide)["n_probed"] == 160
     assert large(0.9, False, strict)["n_probed"] == 160
+    assert probed == [160, 480, 160, 160]
     # Own rows are looked for among all rows at once; a limit on them that is exceeded has the rest tried on all, too.
     with pytest.raises(AuditRefusal, match="own-row linkage"):
         large(0.999, True, dataclasses.replace(wide, own_row_linkage=0.5))

@@ -93,10 +93,15 @@ def test_who_stops_the_runner_stops_what_the_step_has_started(tmp_path, apart):
     assert not runs(pid)
 
 
-def test_a_step_that_has_just_ended_leaves_the_others_to_be_stopped_and_what_ended_the_run_to_be_seen(monkeypatch):
+@pytest.mark.parametrize(
+    "waited",
+    [lambda pid: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT), lambda pid: os.waitpid(pid, 0)],
+    ids=["has just ended", "was waited for by another"],
+)
+def test_a_step_that_is_over_leaves_the_others_to_be_stopped_and_what_ended_the_run_to_be_seen(waited, monkeypatch):
     def interrupted(self, wanted):
         first, second = self.running
-        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+        waited(first)
         pids.append(second)
         raise KeyboardInterrupt
 
@@ -104,20 +109,7 @@ def test_a_step_that_has_just_ended_leaves_the_others_to_be_stopped_and_what_end
     monkeypatch.setattr(Whole, "end", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run([step("a"), step("b", "import time; time.sleep(60)")], jobs=2)
-    assert not any(map(runs, pids))
-
-
-def test_a_step_that_another_has_waited_for_leaves_the_others_to_be_stopped(monkeypatch):
-    def interrupted(self, wanted):
-        first, second = self.running
-        os.waitpid(first, 0)
-        pids.append(second)
-        raise KeyboardInterrupt
-
-    pids: list[int] = []
-    monkeypatch.setattr(Whole, "end", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run([step("a"), step("b", "import time; time.sleep(60)")], jobs=2)
+    assert pids
     assert not any(map(runs, pids))
 
 
