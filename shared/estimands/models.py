@@ -31,15 +31,14 @@ from shared.estimands.design import (
 from shared.estimands.fits.accelerated import accelerated
 from shared.estimands.fits.blocks import by_column, scaled_product
 from shared.estimands.fits.clustered import ClusterSums, estimating_equations, random_intercept
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.flexible import flexible
 from shared.estimands.fits.identified import determined, independent, unseen, within_strata
-from shared.estimands.fits.multinomial import multinomial_logit
-from shared.estimands.fits.ordinal import proportional_odds
+from shared.estimands.fits.levelled import multinomial_logit, proportional_odds
 from shared.estimands.fits.quantiles import quantile_regression
 from shared.estimands.fits.regression import RegressionFit, generalised, least_squares, overdispersed
 from shared.estimands.fits.subdistribution import fine_gray
-from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.estimands.floors import (
     FAR,
     HANGS,

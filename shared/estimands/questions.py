@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shared.errors import ParameterError
 from shared.estimands.fits.accelerated import Law
+from shared.estimands.fits.cox import Ties
 from shared.estimands.fits.families import Robust
-from shared.estimands.fits.survival import Ties
 from shared.estimands.formulas import (
     BASES,
     LongRows,

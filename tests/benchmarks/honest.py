@@ -23,7 +23,7 @@ from scipy import stats
 
 from coordinator.pooling.pool import pool
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import SurvivalOutcome, cox
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.mechanisms.moments.cohort import fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.noise import Design

@@ -19,7 +19,7 @@ from scipy.spatial import cKDTree
 from scipy.stats import gaussian_kde
 
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import SurvivalOutcome, cox
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.mechanisms.latent_noise.noise import LatentNoise, default_radius
 from shared.plans.encoding import Encoder
 from site_agent.models.flow import FlowSettings, fit_flow

@@ -24,7 +24,7 @@ from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.vectors import summed_vector
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import SurvivalOutcome, cox
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.mechanisms.moments.copula import CUT
 from shared.mechanisms.secure_sum.influences import level_of, noisy_level
 from shared.mechanisms.secure_sum.sent_look import look_sent

@@ -25,7 +25,7 @@ from coordinator.pooling.secure_sum import reading
 from coordinator.pooling.secure_sum.looks import pilot_places
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.estimands.fits.survival import SurvivalOutcome, cox
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.plans.plan import StudyPlan
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables

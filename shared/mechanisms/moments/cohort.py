@@ -25,9 +25,9 @@ from scipy import special
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.estimands.questions import Scale
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from coordinator.pooling.pool import pool_estimates
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimand, Estimate, estimate, parse_estimand, parse_formula
-from shared.estimands.fits.survival import SurvivalOutcome, cox, kaplan_meier, restricted_mean
+from shared.estimands.fits.cox import SurvivalOutcome, cox
+from shared.estimands.fits.survival import kaplan_meier, restricted_mean
 from shared.estimands.formulas import Node, QuestionRows, parse
 
 

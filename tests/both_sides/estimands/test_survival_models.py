@@ -21,8 +21,8 @@ from coordinator.pooling.pool import Pooling
 from shared.errors import ParameterError
 from shared.estimands.answer import estimate, influence, parse_estimand, parse_formula
 from shared.estimands.fits.accelerated import LAWS, accelerated
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.subdistribution import fine_gray
-from shared.estimands.fits.survival import SurvivalOutcome, cox
 
 HERE = Path(__file__).parents[2] / "reference"
 LATE, PLAIN = "Surv(entry, time, event) ~ age + arm", "Surv(time, event) ~ age + arm"

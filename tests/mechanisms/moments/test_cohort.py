@@ -12,9 +12,9 @@ from stage.mechanisms.moments import COLUMNS, COVARIATES, OUTCOMES, cohort, plan
 
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.moments import cohort as cohorts
 from shared.mechanisms.moments.cohort import FEW_EVENTS, fit
 from shared.mechanisms.moments.copula import POINTS, complete, pilot

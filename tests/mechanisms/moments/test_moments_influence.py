@@ -8,9 +8,9 @@ import pytest
 from stage.mechanisms.moments import COVARIATES, OUTCOMES, cohort, planned
 
 from shared.base.randomness import seeded_rng
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.fits.survival import SurvivalOutcome, cox
 from shared.mechanisms.moments.cohort import drawn, fit
 from shared.mechanisms.moments.copula import complete, pilot
 from shared.mechanisms.moments.draw import moments

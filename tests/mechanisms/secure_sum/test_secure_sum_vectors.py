@@ -29,7 +29,7 @@ from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
-from shared.estimands.fits.survival import SurvivalOutcome, cox
+from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.mechanisms.secure_sum.opened import OpenedSum
 from shared.mechanisms.secure_sum.sent_look import SentLook, SentVectorLook, is_within, look_sent, read_look
 from shared.mechanisms.secure_sum.vectors import VectorBounds, coordinates, products, rows_of
