@@ -9,7 +9,7 @@ or not (Therneau and Grambsch 2000, chapter 3). With weights, each tied death co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -24,6 +24,8 @@ __all__ = ["SurvivalOutcome", "Ties", "cox"]
 
 Array = NDArray[np.float64]
 Ties = Literal["efron", "breslow"]
+_SOME = 1 << 16
+"""Numbers that are summed over risk sets at once, of several columns: half a megabyte."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,8 +70,8 @@ def cox(
         return RegressionFit(
             beta=np.zeros(p), cov=none, converged=False, fitted=np.zeros(n), loglik=0.0, influence=nowhere
         )
-    w = np.ones(n) if weights is None else weights
-    whose = np.arange(n)
+    w, whose = np.ones(n) if weights is None else weights, np.arange(n)
+    alike = weights is None and entry is None
     if entry is not None:
         # A row that has not entered is taken out of each risk set by a shadow of itself that leaves at its entry,
         # without an event and with the negative weight: sums over risk sets stay running sums.
@@ -77,15 +79,16 @@ def cox(
         whose, w = np.concatenate([whose, late]), np.concatenate([w, -w[late]])
         time, event = np.concatenate([time, entry[late]]), np.concatenate([event, np.zeros(len(late))])
     if strata is None or not strata.any():
-        order, group = np.argsort(-time, kind="stable"), np.zeros(len(time), dtype=np.int64)
+        order, group = np.argsort(-time, kind="stable"), None
     else:  # strata of one size lie together: their sums are of one array
         _, group, size = np.unique(strata[whose], return_inverse=True, return_counts=True)
         order = np.lexsort((-time, group, size[group]))
         group = group[order]
-    whose, w, time = whose[order], w[order], time[order]
-    sets = _RiskSets(time, event[order], group, w, ties)
-    shift = np.zeros(len(w)) if offset is None else offset[whose]
-    likelihood = _PartialLikelihood(x.T.take(whose, axis=1).T, w, shift, sets)
+    whose, time = whose.take(order), time.take(order)
+    w = w if alike else w.take(order)
+    sets = _RiskSets(time, event.take(order), group, w, ties)
+    shift = None if offset is None else offset.take(whose)
+    likelihood = _PartialLikelihood(x.T.take(whose, axis=1), None if alike else w, shift, sets)
     with np.errstate(all="ignore"):
         beta, cov, reached, converged = newton(likelihood.value, likelihood.derivatives, np.zeros(p), iterations=40)
         residual = likelihood.scores(beta)
@@ -130,73 +133,80 @@ class _RiskSets:
     """Sums over who is still at risk, of rows sorted by falling time within their stratum: running sums of its rows.
 
     Args:
-        time, event, group: (n,), sorted; event 0 or 1, and one at least; group the stratum.
+        time, event, group: (n,), sorted; event 0 or 1, and one at least; group the stratum, None for a single one.
         weights: (n,).
         ties: whether tied deaths leave their risk set one by one (Efron) or together (Breslow).
     """
 
-    def __init__(self, time: Array, event: Array, group: NDArray[np.int64], weights: Array, ties: Ties) -> None:
-        n = len(time)
-        new_stratum = _begins(group)
-        new_time = new_stratum | _begins(time)
-        self.deaths = np.flatnonzero(event > 0)
-        at = (np.cumsum(new_time) - 1)[self.deaths]
-        self._last = np.concatenate([np.flatnonzero(new_time)[1:], [n]])[at] - 1  # of those at risk at each death
-        heads = np.flatnonzero(_begins(at))  # where the deaths at one time begin
-        count = np.concatenate([heads[1:], [len(at)]]) - heads
-        self.weights = weights[self.deaths]
-        self.mass = np.repeat(np.add.reduceat(self.weights, heads) / count, count)
-        count, first = np.repeat(count, count), np.repeat(heads, count)
-        self.tied = np.flatnonzero(count > 1)  # deaths that share their time
-        if ties == "breslow":
-            self.tied = self.tied[:0]
-        self.tied_count = count[self.tied]
-        self._share = (self.tied - first[self.tied]) / self.tied_count
-        apart = _begins(first[self.tied])
-        self._knots, self._knot = np.flatnonzero(apart), np.cumsum(apart) - 1  # where those of one time begin
+    def __init__(self, time: Array, event: Array, group: NDArray[np.int64] | None, weights: Array, ties: Ties) -> None:
+        n, new_time = len(time), _begins(time)
+        self._starts = starts = np.zeros(1, dtype=np.int64) if group is None else _begins(group).nonzero()[0]
+        new_time[starts] = True
+        self.deaths = (event > 0).nonzero()[0]
+        at = new_time.cumsum().take(self.deaths) - 1
+        new_times = new_time.nonzero()[0]
+        self._last = (new_times + _lengths(new_times, n)).take(at) - 1  # of those at risk at each death
+        self._after = n - 1 - self._last  # rows behind it
+        heads = _begins(at).nonzero()[0]  # where the deaths at one time begin
+        count = _lengths(heads, len(at))
+        self.weights = weights.take(self.deaths)
+        self.mass = (np.add.reduceat(self.weights, heads) / count).repeat(count)
+        count, first = count.repeat(count), heads.repeat(count)
+        tied = (count > 1).nonzero()[0]  # deaths that share their time
+        self.ties = ties == "efron" and len(tied) > 0
+        # To pick out what is a good part of all takes longer than to count single deaths as tied with themselves.
+        self.tied = slice(None) if 4 * len(tied) > len(count) else tied
+        self.tied_count, first = count[self.tied], first[self.tied]
+        self._share = (np.arange(len(count))[self.tied] - first) / self.tied_count
+        apart = _begins(first)
+        self._knots, self._knot = apart.nonzero()[0], apart.cumsum() - 1  # where those of one time begin
         self._of_tied = self.deaths[self.tied]
         # Summed stratum by stratum: one total over all would lose a small stratum's digits behind a large one's.
-        edges = np.append(np.flatnonzero(new_stratum), n)
-        size = np.diff(edges)
-        cuts = np.append(edges[:-1][_begins(size)], n)
-        self._runs = [(a, b, int(size[np.searchsorted(edges, a)])) for a, b in pairwise(cuts.tolist())]
-        self._sums = np.empty(n)
+        self._size = size = _lengths(starts, n)
+        alike = _begins(size)
+        ends = pairwise([*starts[alike].tolist(), n])
+        self._runs = [(a, b, of) for (a, b), of in zip(ends, size[alike].tolist(), strict=True)]
+        self._behind = [(n - b, n - a, of) for a, b, of in reversed(self._runs)]
 
-    def _running(self, values: Array, back: int = 1) -> Array:
-        """(n,) within each stratum from its first row, or from its last with `back` -1; until it is called again."""
-        for a, b, size in self._runs:
-            part, sums = values[a:b], self._sums[a:b]
+    @staticmethod
+    def _running(values: Array, out: Array, runs: Sequence[tuple[int, int, int]]) -> Array:
+        """(…, n) sums within each stratum from its first row on, into `out`."""
+        for a, b, size in runs:
+            part, sums = values[..., a:b], out[..., a:b]
             if size < b - a:
-                part, sums = part.reshape(-1, size), sums.reshape(-1, size)
-            np.add.accumulate(part[..., ::back], axis=-1, out=sums[..., ::back])
-        return self._sums
+                part, sums = (one.reshape(*one.shape[:-1], -1, size) for one in (part, sums))
+            np.add.accumulate(part, axis=-1, out=sums)
+        return out
 
     def less_largest(self, values: Array) -> None:
         """Take from (n,) values the largest of their stratum."""
-        for a, b, size in self._runs:
-            table = values[a:b].reshape(-1, size)
-            table -= np.maximum.reduce(table, axis=1, keepdims=True)
+        largest = np.maximum.reduceat(values, self._starts)
+        values -= largest if len(largest) == 1 else largest.repeat(self._size)
 
-    def at_deaths(self, values: Array, out: Array) -> None:
-        """(deaths,): sums over the risk set at each death of (n,) values; of tied ones, what is left of it."""
-        self._running(values).take(self._last, out=out, mode="clip")
-        if len(self.tied):
-            out[self.tied] -= self._share * self.by_knot(values[self._of_tied])
+    def at_deaths(self, values: Array, room: Array, out: Array) -> None:
+        """(…, deaths): sums over the risk set at each death of (…, n) values; of tied ones, what is left of it.
 
-    def onwards(self, values: Array) -> Array:
-        """(n,): of each row the sum over deaths whose risk set it is in, or is left in, of (deaths,) values.
-
-        Until any sum is asked for again.
+        Args:
+            room: (…, n) that is written over, as in `onwards`.
         """
-        at = np.asarray(np.bincount(self._last, values, minlength=len(self._sums)), dtype=float)
-        sums = self._running(at, back=-1)
-        if len(self.tied):
+        self._running(values, room, self._runs).take(self._last, axis=-1, out=out, mode="clip")
+        if self.ties:
+            out[..., self.tied] -= self._share * self.by_knot(values.take(self._of_tied, axis=-1))
+
+    def onwards(self, values: Array, room: Array) -> Array:
+        """(n,): of each row the sum over deaths whose risk set it is in, or is left in, of (deaths,) values; in `room`.
+
+        Summed from the last row on, by the same steps from the first on of rows turned round, which take half as long.
+        """
+        at = np.asarray(np.bincount(self._after, values, minlength=len(room)), dtype=float)
+        sums = self._running(at, room, self._behind)[::-1]
+        if self.ties:
             sums[self._of_tied] -= self.by_knot(self._share * values[self.tied])
         return sums
 
     def by_knot(self, values: Array) -> Array:
-        """For each tied death the sum over those it is tied with, of (tied,) values."""
-        return np.asarray(np.add.reduceat(values, self._knots)[self._knot])
+        """For each tied death the sum over those it is tied with, of (…, tied) values."""
+        return np.add.reduceat(values, self._knots, axis=-1).take(self._knot, axis=-1)
 
 
 def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -206,47 +216,61 @@ def _begins(values: NDArray[Any]) -> NDArray[np.bool_]:
     return out
 
 
+def _lengths(starts: NDArray[np.int64], end: int) -> NDArray[np.int64]:
+    """(k,) from each start to the next, or to the end."""
+    out = end - starts
+    out[:-1] -= out[1:]
+    return out
+
+
 class _PartialLikelihood:
     """The partial likelihood of sorted rows, its derivatives and its score residuals.
 
     Coefficients must not be written to afterwards: that they are the same array says that they are the same.
 
     Args:
-        x: (n, p), column after column in memory: sums over risk sets are of one column at a time.
-        w, shift: (n,) weights and offsets.
+        x: (p, n), column after column in memory: sums over risk sets are of one column at a time, or of some.
+        w, shift: (n,) weights and offsets; None for 1 and 0.
         sets: who is at risk when.
     """
 
-    def __init__(self, x: Array, w: Array, shift: Array, sets: _RiskSets) -> None:
+    def __init__(self, x: Array, w: Array | None, shift: Array | None, sets: _RiskSets) -> None:
         self._x, self._w, self._shift, self._sets = x, w, shift, sets
-        self._target = sets.weights @ x[sets.deaths]
+        self._target = sets.weights @ x.T[sets.deaths]
         # Memory that is used again: to be given a million numbers' room takes longer than to add them up.
-        self._means, self._product = np.empty((len(sets.deaths), x.shape[1]), order="F"), np.empty(len(x))
+        (p, n), deaths = x.shape, len(sets.deaths)
+        some = max(min(_SOME // n, p), 1)
+        self._means, self._product, self._room = np.empty((p, deaths)), np.empty((some, n)), np.empty((some, n))
         self._known: tuple[Array, tuple[Array, Array, Array]] | None = None
 
     def _at_risk(self, beta: Array) -> tuple[Array, Array, Array]:
         """θ, the logarithm it was divided by, and at each death its risk set's sum of θ."""
         if self._known is None or self._known[0] is not beta:
             # A step's value and its derivatives are one sum.
-            eta = self._x @ beta
-            eta += self._shift
+            eta = self._x.T @ beta
+            if self._shift is not None:
+                eta += self._shift
             self._sets.less_largest(eta)
-            of_deaths, theta, inside = eta[self._sets.deaths], np.exp(eta, out=eta), np.empty(len(self._sets.deaths))
-            theta *= self._w
-            self._sets.at_deaths(theta, inside)
+            of_deaths, inside = eta.take(self._sets.deaths), np.empty(len(self._sets.deaths))
+            theta = np.exp(eta, out=eta)
+            if self._w is not None:
+                theta *= self._w
+            self._sets.at_deaths(theta, self._room[0], inside)
             self._known = beta, (theta, of_deaths, inside)
         return self._known[1]
 
-    def _mean(self, beta: Array, j: int, out: Array) -> None:
-        """(deaths,): means of a column of x over risk sets."""
+    def _mean(self, beta: Array) -> Array:
+        """(p, deaths): means of the columns of x over risk sets; until they are asked for again."""
         theta, _, inside = self._at_risk(beta)
-        self._sets.at_deaths(np.multiply(theta, self._x[:, j], out=self._product), out)
-        out /= inside
+        for j in range(0, len(self._x), len(self._room)):
+            x, out = (one[j : j + len(self._room)] for one in (self._x, self._means))
+            product = np.multiply(theta, x, out=self._product[: len(x)])
+            self._sets.at_deaths(product, self._room[: len(x)], out)
+        self._means /= inside
+        return self._means
 
     def _information(self, beta: Array, exposure: Array, mass: Array) -> Array:
-        for j in range(self._x.shape[1]):
-            self._mean(beta, j, self._means[:, j])
-        return gram(self._x, exposure) - gram(self._means, mass)
+        return gram(self._x.T, exposure) - gram(self._mean(beta).T, mass)
 
     @property
     def deaths(self) -> NDArray[np.int64]:
@@ -258,15 +282,15 @@ class _PartialLikelihood:
         _, eta, inside = self._at_risk(beta)
         return float(self._sets.weights @ eta - self._sets.mass @ np.log(inside))
 
-    def _exposed(self, beta: Array, weight: Array | float) -> Array:
-        """(n,): what each row was exposed to, of (deaths,) weights of its hazard at each death."""
+    def _exposed(self, beta: Array, g: Array | float = 1.0) -> Array:
+        """(n,): what each row was exposed to, of the hazard at each death times its g (deaths,)."""
         theta, _, inside = self._at_risk(beta)
-        return theta * self._sets.onwards(self._sets.mass / inside * weight)
+        return theta * self._sets.onwards(self._sets.mass / inside * g, self._room[0])
 
     def derivatives(self, beta: Array) -> tuple[Array, Array]:
         """(p,) and (p, p): its slope, and the information."""
-        exposure = self._exposed(beta, 1.0)
-        return self._target - exposure @ self._x, self._information(beta, exposure, self._sets.mass)
+        exposure = self._exposed(beta)
+        return self._target - exposure @ self._x.T, self._information(beta, exposure, self._sets.mass)
 
     def information(self, beta: Array, g: Array) -> Array:
         """(p, p): the information of the deaths, each times its g (deaths,)."""
@@ -282,13 +306,11 @@ class _PartialLikelihood:
         rest = -self._exposed(beta, g)
         rest[sets.deaths] += own
         theta, _, inside = self._at_risk(beta)
-        hazard, mean = sets.mass / inside * g, np.empty(len(self._means))
-        out = np.empty(self._x.shape, order="F")
-        for j, part in enumerate(out.T):
-            self._mean(beta, j, mean)
-            np.multiply(theta, sets.onwards(hazard * mean), out=part)
-            if len(sets.tied):  # tied deaths share the means of their time: each takes the mean of them
+        means, hazard, out = self._mean(beta), sets.mass / inside * g, np.empty_like(self._x)
+        for mean, x, part in zip(means, self._x, out, strict=True):
+            np.multiply(theta, sets.onwards(hazard * mean, self._room[0]), out=part)
+            if sets.ties:  # tied deaths share the means of their time: each takes the mean of them
                 mean[sets.tied] = sets.by_knot(mean[sets.tied]) / sets.tied_count
             part[sets.deaths] -= own * mean
-            part += np.multiply(rest, self._x[:, j], out=self._product)
-        return out
+            part += np.multiply(rest, x, out=self._product[0])
+        return out.T
