@@ -32,6 +32,7 @@ from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
 from shared.estimands.answer import Estimate, estimate
 from shared.estimands.effects import shown
+from shared.estimands.fits.cox import alone
 from shared.estimands.formulas import QuestionRows
 from shared.mechanisms.base import Answering, require_addable
 from shared.mechanisms.densities.plan import DensitiesPlan
@@ -336,7 +337,7 @@ def harmonised(
             plan = store.plan(study, releases[-1].plan_version).plan
             site_answers.require_askable(question, releases, plan)
             rows = QuestionRows(_mapped(tables[site], columns=columns, through=here))
-            mapped = site_answers.site_answer(store, held, site, question, rows, levels=levels)
+            mapped = alone(site_answers.site_answer(store, held, site, question, rows, levels=levels))
         except Refusal as refusal:
             found.append(resolving.absent(study, site, held.wave, answer.term, question, resolving.reason_of(refusal)))
             continue

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, with_release_variance
+from coordinator.pooling.intervals import Draw, SurrogateSampler, inflation, releasing
 from shared.errors import EstimateRefusal, ParameterError, Refusal
-from shared.estimands.answer import Estimand, Estimate, Origin, estimate
+from shared.estimands.answer import Estimand, Estimate, Origin, estimating
+from shared.estimands.fits.cox import Fitting, side_by_side
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering, may_share_persons, require_addable
@@ -275,21 +276,26 @@ def answers_of_sites(
     places = {site: _place(held, site) for site in held.parts if site not in beside}
     known = {} if cache is None else cache.answers(about, places.values())
     made: dict[Place, Sequence[Estimate]] = {}
-    for site, releases in held.parts.items():
-        sources += [_source(store, release, question) for release in releases]
+
+    def answering(site: str, releases: Sequence[AcceptedRelease]) -> Fitting[list[Estimate]]:
         answer = beside.get(site) or known.get(places.get(site, ()))
-        try:
-            for release in releases:  # a kept number is no reason to look away from its bundle
-                store.check(release, withdrawn=taken, read=answer is None)
-            if unanswerable is not None:
-                raise unanswerable
-            if answer is None:
-                of_site = plans[releases[-1].plan_version]
-                answer = _worked_out(store, held, site, question, of_site, levels, taken, cache)
-                made[places[site]] = answer
-            answered[site] = [row if row.wave == wave else replace(row, wave=wave) for row in answer]
-        except Refusal as refusal:
-            failed[site] = reason_of(refusal)
+        for release in releases:  # a kept number is no reason to look away from its bundle
+            store.check(release, withdrawn=taken, read=answer is None)
+        if unanswerable is not None:
+            raise unanswerable
+        if answer is None:
+            of_site = plans[releases[-1].plan_version]
+            answer = yield from _working_out(store, held, site, question, of_site, levels, taken, cache)
+            made[places[site]] = answer
+        return [row if row.wave == wave else replace(row, wave=wave) for row in answer]
+
+    answers = side_by_side(answering(site, releases) for site, releases in held.parts.items())
+    for (site, releases), found in zip(held.parts.items(), answers, strict=True):
+        sources += [_source(store, release, question) for release in releases]
+        if isinstance(found, Refusal):
+            failed[site] = reason_of(found)
+        else:
+            answered[site] = found
     if any(stone.bundle_sha256 in held.used for stone in store.withdrawals(study)):
         raise moved()  # what a site took back in the meantime answers nothing
     if cache is not None:
@@ -387,7 +393,7 @@ def _origin(held: ReleaseSelection, site: str) -> Origin:
     return {"study": held.study, "site": site, "wave": held.wave, "receipts": receipts}
 
 
-def _worked_out(
+def _working_out(
     store: Store,
     held: ReleaseSelection,
     site: str,
@@ -396,7 +402,7 @@ def _worked_out(
     levels: Mapping[str, Any],
     taken: Collection[str],
     cache: EstimateCache | None,
-) -> list[Estimate]:
+) -> Fitting[list[Estimate]]:
     """One site's estimates, one per term, from its table or from its noisy figures; `plan` is its last release's."""
     releases = held.parts[site]
     require_askable(question, releases, plan)
@@ -405,11 +411,9 @@ def _worked_out(
         figures = [(rows_of(store, [release], taken), release.receipt.n) for release in releases]
         return plan.release.answer(plan, figures, question, levels=levels, **_origin(held, site))
     read, digests = partial(rows_of, store, releases, taken), tuple(release.bundle_sha256 for release in releases)
-    if cache is None:
-        return site_answer(store, held, site, question, QuestionRows(read()), levels=levels)
-    surrogate = cache.surrogate(digests)
-    table = cache.rows(digests, read)
-    return site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate)
+    surrogate = None if cache is None else cache.surrogate(digests)
+    table = QuestionRows(read()) if cache is None else cache.rows(digests, read)
+    return (yield from site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate))
 
 
 def require_askable(question: Estimand, releases: Sequence[AcceptedRelease], plan: StudyPlan) -> None:
@@ -440,25 +444,27 @@ def site_answer(
     *,
     levels: Mapping[str, Any],
     surrogate: SurrogateSampler | None = None,
-) -> list[Estimate]:
+) -> Fitting[list[Estimate]]:
     """One site's estimates, one per term, from its released rows, with the variance of the patients behind them.
 
     Args:
         table: the site's rows, as they were released or as they were mapped.
         levels: as of `estimate`.
         surrogate: of the table, where the caller keeps it.
-    Raises: what `estimate` raises.
+    Raises: what `shared.estimands.answer.estimate` raises.
     """
     releases = held.parts[site]
-    return with_release_variance(
-        estimate(table, question, levels=levels, **_origin(held, site)),
-        table,
-        question,
-        draws_of(releases, held.behind[site]),
-        levels=levels,
-        copies=copies(store, releases, held.combined),
-        postures=[release.receipt.posture for release in releases],
-        surrogate=surrogate,
+    return (
+        yield from releasing(
+            (yield from estimating(table, question, levels, **_origin(held, site))),
+            table,
+            question,
+            draws_of(releases, held.behind[site]),
+            levels=levels,
+            copies=copies(store, releases, held.combined),
+            postures=[release.receipt.posture for release in releases],
+            surrogate=surrogate,
+        )
     )
 
 

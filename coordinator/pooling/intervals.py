@@ -50,7 +50,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from shared.errors import ParameterError, Refusal
-from shared.estimands.answer import Estimand, Estimate, influence
+from shared.estimands.answer import Estimand, Estimate, influence, influences
+from shared.estimands.fits.cox import Fitting, alone
 from shared.estimands.formulas import QuestionRows
 from shared.estimands.kinds import REPEATED, TERMWISE
 from shared.estimands.questions import INTERCEPT, Kind
@@ -63,6 +64,7 @@ __all__ = [
     "inflation",
     "kept_shares",
     "parts",
+    "releasing",
     "with_release_variance",
 ]
 
@@ -187,6 +189,20 @@ def effective_order(
         surrogate: of this very table, from an earlier question; the orders are the same without it.
     Raises: nothing of the question: a surrogate that does not support it answers nothing.
     """
+    return alone(_effective_order(table, question, w, levels, surrogate))
+
+
+def _effective_order(
+    table: pd.DataFrame | QuestionRows,
+    question: Estimand,
+    w: float,
+    levels: Mapping[str, Sequence[Any]] | None,
+    surrogate: SurrogateSampler | None,
+) -> Fitting[dict[str, float]]:
+    """`effective_order`, as work that waits for its fits.
+
+    Args: as of `effective_order`.
+    """
     model = _as_model(question)
     if model is None or not len(table):
         return {}
@@ -195,7 +211,7 @@ def effective_order(
     out: dict[str, float] = {}
     for rows in (SURROGATE_ROWS, MORE_ROWS):
         with contextlib.suppress(Refusal):
-            pushes = influence(surrogate.rows(table, model.columns, r, rows), model, levels=levels)
+            pushes = yield from influences(surrogate.rows(table, model.columns, r, rows), model, levels)
             shares = {label: _share(push, len(model.columns), r) for label, push in pushes.items() if push.any()}
             out = {label: math.log(min(max(share, 0.01), r)) / math.log(r) for label, share in shares.items()}
         if set(model.labels) <= out.keys():
@@ -414,7 +430,7 @@ _CURVES = tuple(f"{name}(" for name in CURVES)
 
 
 # -- estimates ---------------------------------------------------------------------------------------------------
-def with_release_variance(
+def releasing(
     estimates: Sequence[Estimate],
     table: pd.DataFrame | QuestionRows,
     question: Estimand,
@@ -424,8 +440,10 @@ def with_release_variance(
     copies: bool = False,
     postures: Sequence[str] = (),
     surrogate: SurrogateSampler | None = None,
-) -> list[Estimate]:
+) -> Fitting[list[Estimate]]:
     """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
+
+    It is work that waits for its fits.
 
     Args:
         estimates: of one released table, `vi_sampling` as the rows claim.
@@ -438,7 +456,7 @@ def with_release_variance(
     answered = any(row.yi is not None for row in estimates)
     orders = {}
     if weights and answered:
-        orders = effective_order(table, question, max(weights), levels=levels, surrogate=surrogate)
+        orders = yield from _effective_order(table, question, max(weights), levels, surrogate)
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -484,3 +502,17 @@ def with_release_variance(
             )
         )
     return out
+
+
+def with_release_variance(
+    estimates: Sequence[Estimate],
+    table: pd.DataFrame | QuestionRows,
+    question: Estimand,
+    draws: Sequence[Draw],
+    **how: Any,
+) -> list[Estimate]:
+    """`releasing`, its fits made one by one.
+
+    Args: as there.
+    """
+    return alone(releasing(estimates, table, question, draws, **how))

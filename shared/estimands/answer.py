@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation, crosstab, histogram, table_one
 from shared.estimands.design import outcome_of
+from shared.estimands.fits.cox import Fitting, alone
 from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.floors import FAR, MIN_EVENTS, MIN_RESIDUAL_DF, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import (
@@ -60,7 +61,9 @@ __all__ = [
     "Scale",
     "estimate",
     "estimate_drawn",
+    "estimating",
     "influence",
+    "influences",
     "parse_estimand",
     "parse_formula",
     "survival_curves",
@@ -179,6 +182,7 @@ class Origin(TypedDict, total=False):
 
 
 _NOWHERE: Origin = {"study": "", "site": "", "wave": 0, "receipts": ()}
+_FLOORS = LeastRows(MIN_RESIDUAL_DF, MIN_EVENTS)
 
 
 @overload
@@ -238,33 +242,48 @@ def estimate(
     >>> estimate(table, "ols", "y ~ dose").beta.round(2).to_dict()
     {'(Intercept)': -0.72, 'dose': 1.36}
     """
-    rows = QuestionRows.of(table)
+    rows, floors = QuestionRows.of(table), LeastRows(min_residual_df, min_events)
+    if isinstance(question, Estimand):
+        if not more.keys() <= _NOWHERE.keys() or formula is not None or term is not None:
+            given = ", ".join(more.keys() - _NOWHERE.keys()) or "a formula"
+            raise ParameterError("an Estimand carries its own options", given=given)
+        return alone(estimating(rows, question, levels, floors, **more))
     origin: dict[str, Any] = {name: more.pop(name, blank) for name, blank in _NOWHERE.items()}
     origin["receipts"] = tuple(origin["receipts"])
-    if isinstance(question, Estimand):
-        if more or formula is not None or term is not None:
-            raise ParameterError("an Estimand carries its own options", given=", ".join(more) or "a formula")
-        estimand = question
-    else:
-        if formula is None:
-            raise ParameterError("a kind must come with a formula", given=repr(question), next_step=_HINT)
-        estimand = parse_formula(question, formula, **more)
-        _known(estimand, rows)
-    result = _answers(rows, estimand, dict(levels or {}), LeastRows(min_residual_df, min_events))
-    if isinstance(question, Estimand):
-        if "at" in KINDS[question.kind].must and question.at is None:
-            raise ParameterError(
-                f"{question.kind} must have a time to be one number",
-                next_step=f"Write {question.kind}(time, event, at = 5), the same at every site.",
-            )
-        shown = [one for one in result.answers if one.partition(" | ")[0] != INTERCEPT] or list(result.answers)
-        return [_estimate(result, estimand, label, **origin) for label in shown]
+    if formula is None:
+        raise ParameterError("a kind must come with a formula", given=repr(question), next_step=_HINT)
+    estimand = parse_formula(question, formula, **more)
+    _known(estimand, rows)
+    result = alone(_answers(rows, estimand, dict(levels or {}), floors))
     if term is not None:
         label = _chosen(result, estimand, term)
         if "at" in KINDS[estimand.kind].must and estimand.at is None:
             raise ParameterError(f"{estimand.kind} must have a time to be one number", next_step="Give at=, a time.")
         return _estimate(result, estimand, label, **origin)
     return _frame(result, estimand)
+
+
+def estimating(
+    table: QuestionRows,
+    question: Estimand,
+    levels: Mapping[str, Sequence[Any]] | None = None,
+    floors: LeastRows = _FLOORS,
+    **origin: Unpack[Origin],
+) -> Fitting[list[Estimate]]:
+    """`estimate` of an `Estimand`, as work that waits for its fits.
+
+    Args: as there; floors: below which no number is given.
+    """
+    result = yield from _answers(table, question, dict(levels or {}), floors)
+    if "at" in KINDS[question.kind].must and question.at is None:
+        raise ParameterError(
+            f"{question.kind} must have a time to be one number",
+            next_step=f"Write {question.kind}(time, event, at = 5), the same at every site.",
+        )
+    shown = [one for one in result.answers if one.partition(" | ")[0] != INTERCEPT] or list(result.answers)
+    whence: Any = {**_NOWHERE, **origin}
+    whence["receipts"] = tuple(whence["receipts"])
+    return [_estimate(result, question, label, **whence) for label in shown]
 
 
 def _estimate(result: QuestionResult, estimand: Estimand, label: str, **origin: Unpack[Origin]) -> Estimate:
@@ -320,7 +339,14 @@ def influence(
     Returns: label -> (n,), of the terms that the table supports.
     Raises: as `estimate`.
     """
-    found = _answers(QuestionRows.of(table), question, dict(levels or {}), LeastRows(MIN_RESIDUAL_DF, MIN_EVENTS))
+    return alone(influences(QuestionRows.of(table), question, levels))
+
+
+def influences(
+    table: QuestionRows, question: Estimand, levels: Mapping[str, Sequence[Any]] | None = None
+) -> Fitting[dict[str, Array]]:
+    """`influence`, as work that waits for its fits."""
+    found = yield from _answers(table, question, dict(levels or {}), _FLOORS)
     return {label: pushes for label, pushes in found.influence.items() if not isinstance(found.answers[label], str)}
 
 
@@ -397,7 +423,7 @@ def survival_curves(
     """
     if question.kind != "km":
         raise ParameterError("a curve must be asked by km", given=str(question))
-    result = _answers(QuestionRows(table), question, dict(levels or {}), LeastRows(MIN_RESIDUAL_DF, MIN_EVENTS))
+    result = alone(_answers(QuestionRows(table), question, dict(levels or {}), _FLOORS))
     if not result.curves:
         raise EstimateRefusal("a curve must have rows", given=str(next(iter(result.answers.values()), "none")))
     return result.curves
@@ -434,7 +460,7 @@ def _curves(result: QuestionResult) -> pd.DataFrame:
 
 def _answers(
     table: QuestionRows, estimand: Estimand, levels: dict[str, Sequence[Any]], floors: LeastRows
-) -> QuestionResult:
+) -> Fitting[QuestionResult]:
     kind = estimand.kind
     if kind == "network":
         raise EstimateRefusal(
@@ -458,7 +484,8 @@ def _answers(
         estimand = estimand.with_knots(lambda name, shares: np.nanquantile(table.numbers(name), shares))
         result = standardised_answers(table, estimand, levels, floors)
     elif kind in MODELS:
-        result = model_answers(table, estimand, levels, floors, None if people is None else people[inside])
+        whose = None if people is None else people[inside]
+        result = yield from model_answers(table, estimand, levels, floors, whose)
     elif kind == "table_one":
         result = table_one(table, estimand, levels, floors)
     elif kind == "crosstab":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from shared.estimands.design import (
 from shared.estimands.fits.accelerated import accelerated
 from shared.estimands.fits.blocks import by_column, scaled_product
 from shared.estimands.fits.clustered import ClusterSums, estimating_equations, random_intercept
-from shared.estimands.fits.cox import SurvivalOutcome, cox
+from shared.estimands.fits.cox import CoxRows, Fitting, SurvivalOutcome, cox, ended
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.flexible import flexible
 from shared.estimands.fits.identified import determined, independent, unseen, within_strata
@@ -69,7 +69,7 @@ def model_answers(
     levels: dict[str, Sequence[Any]],
     floors: LeastRows,
     people: NDArray[np.int64] | None = None,
-) -> QuestionResult:
+) -> Fitting[QuestionResult]:
     """Answers of a model: an estimate for each term that the table supports, a reason for each other.
 
     Args:
@@ -118,7 +118,10 @@ def model_answers(
     if kind == "rmst_regression" and (reason := to_pseudo_values(data, float(estimand.tau or 0), floors)):
         return all_for(reason)
     data = episodes(data, [design.windows.get(name) for name in names_])
-    fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
+    if kind in ("cox", "schoenfeld", "finegray"):
+        fitted = (yield from _cox(names_, data, estimand, floors, moved)) if names_ else {}
+    else:
+        fitted = solve(names_, data, estimand, floors, moved) if names_ or constant else {}
     if kind == "poisson":
         result.dispersion = dispersion(data, [fitted.get(name, "") for name in names_], fitted.get(INTERCEPT))
     for base, label in shown:
@@ -232,6 +235,17 @@ def _fit(
     x: Array,
     why: Callable[[int, list[int]], str],
     run: Callable[[Array], RegressionFit],
+    **more: Any,
+) -> dict[str, Answer]:
+    """`_fitting` by `run`, of a matrix."""
+    work = _fitting(names_, x, why, **more)
+    return ended(work, run(next(work)))
+
+
+def _fitting(
+    names_: list[str],
+    x: Array,
+    why: Callable[[int, list[int]], str],
     *,
     constant: bool,
     moved: Moves,
@@ -239,16 +253,16 @@ def _fit(
     seen: Array | None = None,
     groups: list[list[int]] | None = None,
     equations: Sequence[str] = ("",),
-) -> dict[str, Answer]:
+) -> Generator[Array, RegressionFit, dict[str, Answer]]:
     """Fit the identified columns, the span of the others kept as nuisance; `why` words a column's exclusion.
 
     Args:
-        run: fits a matrix whose columns are centred (with a constant) and scaled, the constant first if there is one.
         moved: takes what each row moves the estimates by, and the covariance of these.
         place: where the rows of x stand in the table.
         seen: what the likelihood sees of x, where that is less (a Cox model within strata).
         groups: `unseen` of that, where the caller knows it already.
         equations: what each name ends in, of an outcome with a linear predictor for each.
+    Yields: the matrix, whose columns are centred (with a constant) and scaled, the constant first if there is one.
     """
     look = x if seen is None else seen
     see_constant = constant or seen is not None
@@ -262,7 +276,7 @@ def _fit(
     centre = chosen.mean(axis=0) if see_constant else np.zeros(len(basis))
     squares = ((chosen[:, j] - centre[j]) ** 2 for j in range(len(basis)))
     scale = np.array([math.sqrt(float(square.sum()) / len(x)) for square in squares])
-    fit = run(by_column(chosen, centre, scale, constant=constant))
+    fit = yield by_column(chosen, centre, scale, constant=constant)
     each = len(basis) + constant
     back: Array = np.eye(each)
     back[range(constant, each), range(constant, each)] = 1 / scale
@@ -522,7 +536,9 @@ def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRo
         return dict.fromkeys(names_, f"the likelihood has no maximum: {FAR}")
 
 
-def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves) -> dict[str, Answer]:
+def _cox(
+    names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRows, moved: Moves
+) -> Fitting[dict[str, Answer]]:
     x, y = data.x, data.y
     rows, separated = np.ones(len(y), dtype=bool), set[int]()
     found = True
@@ -539,24 +555,6 @@ def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRo
                 found = True
     part = data.rows(rows)
 
-    def run(standard: Array) -> RegressionFit:
-        if estimand.kind == "finegray":
-            fit = fine_gray(standard, part.duration, part.y, part.other)
-        else:
-            entry = part.entry if np.isfinite(part.entry).any() else None
-            fit = cox(
-                standard,
-                SurvivalOutcome(time=part.duration, event=part.y, entry=entry),
-                ties=estimand.ties,
-                strata=part.strata,
-                weights=part.weights,
-                offset=part.offset - part.offset.mean(),
-                trend=_TRENDS[estimand.transform] if estimand.kind == "schoenfeld" else None,
-            )
-        if not fit.converged or float(fit.fitted.max() - fit.fitted.min()) > 50:
-            raise _NoMaximum
-        return fit
-
     seen, before = within_strata(part.x, part.strata), unseen(within_strata(x, data.strata))
     why = _confounded(names_)
 
@@ -569,11 +567,23 @@ def _cox(names_: list[str], data: ModelRows, estimand: Estimand, floors: LeastRo
     groups = before if rows.all() else unseen(seen)
     if all(groups):
         return {name: exclusion(j, groups[j]) for j, name in enumerate(names_)}
-    try:
-        more: dict[str, Any] = {"moved": moved, "place": part.place, "seen": seen, "groups": groups}
-        return _fit(names_, part.x, exclusion, run, constant=False, **more)
-    except _NoMaximum:
+    work = _fitting(names_, part.x, exclusion, constant=False, moved=moved, place=part.place, seen=seen, groups=groups)
+    standard = next(work)
+    if estimand.kind == "finegray":
+        fit = fine_gray(standard, part.duration, part.y, part.other)
+    else:
+        entry = part.entry if np.isfinite(part.entry).any() else None
+        outcome = SurvivalOutcome(time=part.duration, event=part.y, entry=entry)
+        more: dict[str, Any] = {"ties": estimand.ties, "strata": part.strata}
+        more["weights"] = part.weights if estimand.weights else None
+        more["offset"] = part.offset - part.offset.mean() if estimand.offset else None
+        if estimand.kind == "schoenfeld":
+            fit = cox(standard, outcome, trend=_TRENDS[estimand.transform], **more)
+        else:
+            fit = yield CoxRows(x=standard, outcome=outcome, **more)
+    if not fit.converged or float(fit.fitted.max() - fit.fitted.min()) > 50:
         return dict.fromkeys(names_, f"the partial likelihood has no maximum: {FAR}")
+    return ended(work, fit)
 
 
 _TRENDS: Mapping[str, Callable[[Array], Array]] = {"log": np.log, "identity": np.asarray}
@@ -584,5 +594,4 @@ _SOLVERS: Mapping[str, Callable[[list[str], ModelRows, Estimand, LeastRows, Move
     "quantile": _quantile,
     "aft": _aft,
     "flexible": _flexible,
-    **dict.fromkeys(("cox", "schoenfeld", "finegray"), _cox),
 }

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.estimands.design import design_of, levels_of
+from shared.estimands.fits.cox import alone
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import QuestionRows, parse, values
@@ -48,10 +49,10 @@ def standardised_answers(
         intercept=estimand.intercept,
         weights=estimand.weights,
     )
-    fit = model_answers(table, model, levels, floors)
+    fit = alone(model_answers(table, model, levels, floors))
     model = replace(model, terms=_told_apart(table, model, fit, levels, estimand.of))
     if model.terms != estimand.terms:
-        fit = model_answers(table, model, levels, floors)
+        fit = alone(model_answers(table, model, levels, floors))
     contrasts = _contrasts(table, estimand, levels)
     result = QuestionResult(answers={}, n=fit.n, r_names={one.label: one.r_name for one in contrasts})
     events = _events(table, estimand, fit)

@@ -60,13 +60,13 @@ def of_means(worker: Worker) -> dict[str, float]:
     from coordinator.answers import site_answers
 
     spent = Counter[str]()
-    whole = {name: getattr(site_answers, name) for name in ("estimate", "with_release_variance")}
+    whole = {name: getattr(site_answers, name) for name in ("estimating", "releasing")}
 
     def watched(name: str) -> Any:
         def work(*given: Any, **how: Any) -> Any:
             begun = time.process_time()
             try:
-                return whole[name](*given, **how)
+                return (yield from whole[name](*given, **how))
             finally:
                 spent[name] += time.process_time() - begun
 
@@ -78,7 +78,7 @@ def of_means(worker: Worker) -> dict[str, float]:
             setattr(site_answers, name, watched(name))
         for question in MEANS:
             spent.clear()
-            found.append((worker.seconds(question), spent["estimate"], spent["with_release_variance"]))
+            found.append((worker.seconds(question), spent["estimating"], spent["releasing"]))
     finally:
         for name, work in whole.items():
             setattr(site_answers, name, work)

@@ -5,27 +5,38 @@ Sorted by falling time within a stratum these sums are cumulative sums, so one N
 loop over event times. Breslow's likelihood uses the same risk set for each of d tied deaths; Efron's takes away
 l/d of the tied deaths themselves from the l-th (l = 0 … d−1), so both are one formula with the shares l/d set to 0
 or not (Therneau and Grambsch 2000, chapter 3). With weights, each tied death counts with their mean weight, as in R.
+
+A model of a thousand rows is some two hundred calls of numpy, which take longer than what they compute. Small tables
+are fitted side by side (`cox_of_each`): one below the other, each filled up to the size of the largest with rows that
+are in no risk set, and each Newton step is one for all. What is summed is summed table by table, so a table's fit is
+the same to the last bit whichever others it is beside, and alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.errors import Refusal
 from shared.estimands.fits.blocks import gram, scaled_product
-from shared.estimands.fits.regression import RegressionFit, newton
+from shared.estimands.fits.regression import RegressionFit, newton, newton_of_each
 
-__all__ = ["SurvivalOutcome", "Ties", "cox"]
+__all__ = ["CoxRows", "Fitting", "SurvivalOutcome", "Ties", "alone", "cox", "cox_of_each", "ended", "side_by_side"]
 
 Array = NDArray[np.float64]
 Ties = Literal["efron", "breslow"]
+T = TypeVar("T")
 _SOME = 1 << 16
 """Numbers that are summed over risk sets at once, of several columns: half a megabyte."""
+_BESIDE = 1 << 14
+"""Rows that are fitted side by side: what a step makes of them stays in a core's cache."""
+_FEW_ROWS, _FEW_COLUMNS = 4096, 8
+"""Of a table that is small: with more, the calls of numpy are no large part of the time, and BLAS is faster."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +54,43 @@ class SurvivalOutcome:
     entry: Array | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CoxRows:
+    """What a Cox regression is fitted to.
+
+    Args:
+        x: (n, p) of full rank, columns centred and scaled.
+        outcome: of each row.
+        ties: whose partial likelihood, where several events are at one time.
+        strata: (n,) integers; baseline hazards are apart, coefficients are shared.
+        weights, offset: (n,); 1 and 0 if left out.
+        falling: (n,) the rows by falling time, those of one time as they stand, where that is known.
+    """
+
+    x: Array
+    outcome: SurvivalOutcome
+    ties: Ties = "efron"
+    strata: NDArray[np.int64] | None = None
+    weights: Array | None = None
+    offset: Array | None = None
+    falling: NDArray[np.int64] | None = None
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """(n,) the rows by falling time."""
+        return np.argsort(-self.outcome.time, kind="stable") if self.falling is None else self.falling
+
+    @property
+    def small(self) -> bool:
+        """Whether it is fitted beside others, where there are any."""
+        (n, p), plain = self.x.shape, self.outcome.entry is None and (self.strata is None or not self.strata.any())
+        return plain and n <= _FEW_ROWS and 1 <= p <= _FEW_COLUMNS and bool(self.outcome.event.any())
+
+
+Fitting = Generator[CoxRows, RegressionFit, T]
+"""Work that waits for fits of Cox models, so that those of many works are made side by side."""
+
+
 def cox(
     x: Array,
     outcome: SurvivalOutcome,
@@ -56,15 +104,117 @@ def cox(
     """Cox regression, R's `coxph(Surv(time, event) ~ x + strata(s) + offset(o), weights, ties)`.
 
     Args:
-        x: (n, p) of full rank, columns centred and scaled.
-        outcome: of each row.
-        ties: whose partial likelihood, where several events are at one time.
-        strata: (n,) integers; baseline hazards are apart, coefficients are shared.
-        weights, offset: (n,); 1 and 0 if left out.
+        x, outcome, ties, strata, weights, offset: as of `CoxRows`.
         trend: of times what each coefficient is asked to change by (`_drift`), instead of the coefficients.
     Returns: `converged` is False when the partial likelihood has no maximum.
     """
-    (n, p), time, event, entry = x.shape, outcome.time, outcome.event, outcome.entry
+    rows = CoxRows(x=x, outcome=outcome, ties=ties, strata=strata, weights=weights, offset=offset)
+    return cox_of_each([rows])[0] if trend is None else _alone(rows, trend)
+
+
+def cox_of_each(tables: Sequence[CoxRows]) -> list[RegressionFit]:
+    """`cox` of several tables: small ones side by side."""
+    fits: dict[int, RegressionFit] = {}
+    alike: dict[tuple[int, Ties], list[int]] = {}
+    for k, table in enumerate(tables):
+        if table.small:
+            alike.setdefault((table.x.shape[1], table.ties), []).append(k)
+        else:
+            fits[k] = _alone(table)
+    for places in alike.values():
+        fits |= zip(places, _stacked([tables[k] for k in places]), strict=True)
+    return [fits[k] for k in range(len(tables))]
+
+
+def ended(work: Generator[Any, RegressionFit, T], fit: RegressionFit) -> T:
+    """What work comes to that waits for this fit, and for no other."""
+    try:
+        work.send(fit)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    raise RuntimeError("the work waits for another fit")
+
+
+def alone(work: Fitting[T]) -> T:
+    """What work comes to whose fits are made one by one."""
+    try:
+        rows = next(work)
+        while True:
+            rows = work.send(cox_of_each([rows])[0])
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
+def side_by_side(works: Iterable[Fitting[T]]) -> list[T | Refusal]:
+    """What each work comes to, or its refusal; works are begun until enough rows wait for their fits."""
+    ends: dict[int, T | Refusal] = {}
+    waiting: list[tuple[int, Fitting[T], CoxRows]] = []
+
+    def go_on(place: int, work: Fitting[T], fit: RegressionFit | None) -> None:
+        try:
+            waiting.append((place, work, next(work) if fit is None else work.send(fit)))
+        except StopIteration as end:
+            ends[place] = end.value
+        except Refusal as refusal:
+            ends[place] = refusal
+
+    def fit_all() -> None:
+        now = [waiting.pop(0) for _ in range(len(waiting))]
+        for (place, work, _), fit in zip(now, cox_of_each([rows for *_, rows in now]), strict=True):
+            go_on(place, work, fit)
+
+    for place, work in enumerate(works):
+        go_on(place, work, None)
+        if sum(len(rows.x) for *_, rows in waiting) >= _BESIDE:
+            fit_all()
+    while waiting:
+        fit_all()
+    return [ends[place] for place in range(len(ends))]
+
+
+def _stacked(tables: Sequence[CoxRows]) -> list[RegressionFit]:
+    sizes, p = np.array([len(table.x) for table in tables]), tables[0].x.shape[1]
+    shape, orders = (len(tables), int(sizes.max())), [table.order for table in tables]
+    # A row that fills up has left before all others, without an event.
+    x, time, shift = np.zeros((p, *shape)), np.full(shape, -np.inf), np.full(shape, -np.inf)
+    event, w = np.zeros(shape), None if all(table.weights is None for table in tables) else np.ones(shape)
+    for i, (table, order) in enumerate(zip(tables, orders, strict=True)):
+        n = len(order)
+        x[:, i, :n] = table.x.T.take(order, axis=1)
+        time[i, :n], event[i, :n] = table.outcome.time.take(order), table.outcome.event.take(order)
+        shift[i, :n] = 0.0 if table.offset is None else table.offset.take(order)
+        if w is not None and table.weights is not None:
+            w[i, :n] = table.weights.take(order)
+    group, flat = np.arange(shape[0]).repeat(shape[1]), (np.ones(shape) if w is None else w).ravel()
+    sets = _RiskSets(time.ravel(), event.ravel(), group, flat, tables[0].ties)
+    likelihood = _LikelihoodOfEach(x.reshape(p, -1), None if w is None else flat, shift.ravel(), sets, sizes)
+    fits = []
+    with np.errstate(all="ignore"):
+        start = np.zeros((shape[0], p))
+        found = newton_of_each(likelihood.values, likelihood.derivatives_of_each, start, iterations=40)
+        scores = likelihood.scores(found[0]).T.reshape(p, *shape)
+        for i, (beta, cov, reached, converged) in enumerate(zip(*found, strict=True)):
+            residual = np.empty(tables[i].x.shape, order="F")
+            residual.T[:, orders[i]] = scores[:, i, : len(orders[i])]
+            influence = scaled_product(residual, None, cov, out=residual)
+            fits.append(
+                RegressionFit(
+                    beta=beta,
+                    cov=cov,
+                    converged=bool(converged),
+                    fitted=tables[i].x @ beta,
+                    loglik=float(reached),
+                    influence=influence,
+                )
+            )
+    return fits
+
+
+def _alone(table: CoxRows, trend: Callable[[Array], Array] | None = None) -> RegressionFit:
+    x, ties, strata, weights, offset = table.x, table.ties, table.strata, table.weights, table.offset
+    (n, p), time, event, entry = x.shape, table.outcome.time, table.outcome.event, table.outcome.entry
     if not (event > 0).any():
         none, nowhere = np.full((p, p), np.nan), np.zeros((n, p))
         return RegressionFit(
@@ -79,7 +229,7 @@ def cox(
         whose, w = np.concatenate([whose, late]), np.concatenate([w, -w[late]])
         time, event = np.concatenate([time, entry[late]]), np.concatenate([event, np.zeros(len(late))])
     if strata is None or not strata.any():
-        order, group = np.argsort(-time, kind="stable"), None
+        order, group = table.order if entry is None else np.argsort(-time, kind="stable"), None
     else:  # strata of one size lie together: their sums are of one array
         _, group, size = np.unique(strata[whose], return_inverse=True, return_counts=True)
         order = np.lexsort((-time, group, size[group]))
@@ -247,7 +397,7 @@ class _PartialLikelihood:
         """θ, the logarithm it was divided by, and at each death its risk set's sum of θ."""
         if self._known is None or self._known[0] is not beta:
             # A step's value and its derivatives are one sum.
-            eta = self._x.T @ beta
+            eta = self._predicted(beta)
             if self._shift is not None:
                 eta += self._shift
             self._sets.less_largest(eta)
@@ -258,6 +408,10 @@ class _PartialLikelihood:
             self._sets.at_deaths(theta, self._room[0], inside)
             self._known = beta, (theta, of_deaths, inside)
         return self._known[1]
+
+    def _predicted(self, beta: Array) -> Array:
+        """(n,) linear predictors, without the offset."""
+        return np.asarray(self._x.T @ beta)
 
     def _mean(self, beta: Array) -> Array:
         """(p, deaths): means of the columns of x over risk sets; until they are asked for again."""
@@ -314,3 +468,50 @@ class _PartialLikelihood:
             part[sets.deaths] -= own * mean
             part += np.multiply(rest, x, out=self._product[0])
         return out.T
+
+
+class _LikelihoodOfEach(_PartialLikelihood):
+    """The partial likelihoods of tables that lie one below the other, each a stratum: (tables, p) coefficients.
+
+    Args:
+        x, w, shift, sets: as of `_PartialLikelihood`; of each table as many rows as of the largest.
+        sizes: (tables,) how many of them are its own.
+    """
+
+    def __init__(self, x: Array, w: Array | None, shift: Array, sets: _RiskSets, sizes: NDArray[np.int64]) -> None:
+        super().__init__(x, w, shift, sets)
+        count = len(sizes)
+        starts = np.arange(count) * (x.shape[1] // count)
+        self._tables = x.reshape(len(x), count, -1)
+        # From each table's first row to its last, and from there to the next table's first.
+        ends = np.column_stack([starts, starts + sizes]).ravel()
+        self._ends, self._first = ends[: np.searchsorted(ends, x.shape[1])], np.searchsorted(sets.deaths, starts)
+        self._targets = self._of_deaths(sets.weights * x.take(sets.deaths, axis=1))
+
+    def _of_rows(self, values: Array) -> Array:
+        """(tables,) the sums of (n,) values."""
+        return np.asarray(np.add.reduceat(values, self._ends)[::2])
+
+    def _of_deaths(self, values: Array) -> Array:
+        """(…, tables) the sums of (…, deaths) values."""
+        return np.asarray(np.add.reduceat(values, self._first, axis=-1))
+
+    def _predicted(self, beta: Array) -> Array:
+        return sum(x * of[:, None] for x, of in zip(self._tables, beta.T, strict=True)).ravel()
+
+    def values(self, beta: Array) -> Array:
+        """(tables,): their logarithms."""
+        _, eta, inside = self._at_risk(beta)
+        return self._of_deaths(self._sets.weights * eta - self._sets.mass * np.log(inside))
+
+    def derivatives_of_each(self, beta: Array) -> tuple[Array, Array]:
+        """(tables, p) and (tables, p, p): their slopes, and the information."""
+        exposure, means, p = self._exposed(beta), self._mean(beta), len(self._x)
+        slope, information = np.empty((p, len(beta))), np.empty((p, p, len(beta)))
+        for j in range(p):
+            exposed, massive = exposure * self._x[j], self._sets.mass * means[j]
+            slope[j] = self._targets[j] - self._of_rows(exposed)
+            for k in range(j, p):
+                between = self._of_rows(exposed * self._x[k]) - self._of_deaths(massive * means[k])
+                information[j, k] = information[k, j] = between
+        return slope.T, information.T

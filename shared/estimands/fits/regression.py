@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shared.estimands.fits.blocks import gram, scaled_product
 from shared.estimands.fits.families import FAMILIES, Family, Robust, negative_binomial
 
-__all__ = ["RegressionFit", "Robust", "generalised", "least_squares", "newton", "overdispersed"]
+__all__ = ["RegressionFit", "Robust", "generalised", "least_squares", "newton", "newton_of_each", "overdispersed"]
 
 Array = NDArray[np.float64]
 
@@ -153,6 +153,61 @@ def _solved(information: Array, gradient: Array) -> Array | None:
 def _largest(vector: Array) -> float:
     """Of (p,) coefficients, by size: a few numbers are sooner looked at one by one."""
     return max(map(abs, vector.tolist()), default=0.0)
+
+
+def newton_of_each(
+    value: Callable[[Array], Array],
+    derivatives: Callable[[Array], tuple[Array, Array]],
+    beta: Array,
+    *,
+    iterations: int,
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """`newton` of t likelihoods side by side: each takes the steps that it would take alone, and waits for the others.
+
+    Args:
+        value: the (t,) log-likelihoods at (t, p) coefficients, finite where they start.
+        derivatives: their gradients (t, p) and information (t, p, p) there.
+        beta: (t, p) where to start.
+        iterations: most steps.
+    Returns: what `newton` does of each: (t, p), (t, p, p), (t,) and (t,).
+    """
+    current, (t, p) = value(beta), beta.shape
+    going, converged, known = np.ones(t, dtype=bool), np.zeros(t, dtype=bool), np.full((t, p, p), np.nan)
+    for _ in range(iterations):
+        gradient, information = derivatives(beta)
+        step = _of_each(np.linalg.solve, information, gradient[:, :, None])[:, :, 0]
+        going &= np.isfinite(step).all(axis=1)
+        last = going & (np.abs(step).max(axis=1) <= 1e-10 * (1 + np.abs(beta).max(axis=1)))
+        if last.any():
+            known[last], converged[last], going[last] = information[last], True, False
+            beta = beta + np.where(last[:, None], step, 0.0)
+        if not going.any():
+            break
+        step[~going] = 0.0
+        for _ in range(30):
+            there = beta + step
+            new = value(there)
+            low = going & ~(new >= current - 1e-12 * np.abs(current))
+            if not low.any():
+                break
+            step[low] /= 2
+        else:
+            going &= ~low
+            there = np.where(low[:, None], beta, there)
+        beta, current = there, np.where(going, new, current)
+    if not converged.all():
+        known[~converged] = derivatives(beta)[1][~converged]
+    return beta, _of_each(np.linalg.inv, known), current, converged
+
+
+def _of_each(solve: Callable[..., Array], *given: Array) -> Array:
+    """(t, …) what `solve` makes of each of t matrices; NaN of a singular one."""
+    try:
+        return np.asarray(solve(*given), dtype=float)
+    except np.linalg.LinAlgError:
+        if len(given[0]) == 1:
+            return np.full_like(given[-1], np.nan)
+        return np.concatenate([_of_each(solve, *(one[k : k + 1] for one in given)) for k in range(len(given[0]))])
 
 
 def generalised(

@@ -91,8 +91,8 @@ def fit_nothing(given):
     def fitted(*_, **__):
         raise AssertionError("a site was fitted again")
 
-    real, site_answers.estimate = site_answers.estimate, fitted
+    real, site_answers.estimating = site_answers.estimating, fitted
     try:
         return answer(given)
     finally:
-        site_answers.estimate = real
+        site_answers.estimating = real
