@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
 from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
-from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, names, parse, right_side, values
+from shared.estimands.formulas import (
+    CATEGORY,
+    Node,
+    QuestionRows,
+    is_logical,
+    names,
+    order_among,
+    parse,
+    right_side,
+    values,
+)
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
 from shared.estimands.splines import basis_of, steps_of
@@ -196,7 +206,10 @@ def outcome_of(table: QuestionRows, text: str, *, binary: bool) -> Array:
 # -- rows -------------------------------------------------------------------------------------------------------
 @dataclass(kw_only=True)
 class ModelRows:
-    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table."""
+    """Complete rows of a model: x (n, p), the rest (n,); `place` is where each stands in the table.
+
+    `falling` are the rows by falling duration, those that are alike as they stand, where that is known.
+    """
 
     x: Array
     y: Array
@@ -207,6 +220,7 @@ class ModelRows:
     offset: Array
     strata: NDArray[np.int64]
     place: NDArray[np.int64]
+    falling: NDArray[np.int64] | None = None
 
     def rows(self, keep: NDArray[np.bool_]) -> ModelRows:
         """Those of them to keep, (n,)."""
@@ -222,6 +236,7 @@ class ModelRows:
             offset=self.offset[keep],
             strata=self.strata[keep],
             place=self.place[keep],
+            falling=None if self.falling is None else order_among(self.falling, keep),
         )
 
 
@@ -249,7 +264,7 @@ def window(data: ModelRows, estimand: Estimand) -> ModelRows:
         data = data.rows(data.duration > estimand.start)
     if estimand.stop is not None:
         data.y = np.where(data.duration > estimand.stop, 0.0, data.y)
-        data.duration = np.minimum(data.duration, estimand.stop)
+        data.duration, data.falling = np.minimum(data.duration, estimand.stop), None
     return data
 
 
@@ -265,7 +280,7 @@ def episodes(data: ModelRows, windows: Sequence[tuple[float, float] | None]) -> 
         part = replace(part, x=part.x * np.array(inside, dtype=float), entry=np.maximum(part.entry, start))
         ended = part.duration > stop
         parts.append(replace(part, y=np.where(ended, 0.0, part.y), duration=np.minimum(part.duration, stop)))
-    names_ = [one.name for one in fields(ModelRows)]
+    names_ = [one.name for one in fields(ModelRows) if one.name != "falling"]
     return ModelRows(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names_})
 
 

@@ -199,6 +199,7 @@ def _model_data(
         offset=values(parse(estimand.offset), table) if estimand.offset else np.zeros(len(table)),
         strata=strata,
         place=np.arange(len(table)),
+        falling=table.falling(estimand.duration) if estimand.kind == "cox" else None,
     )
     others = np.isfinite(y) & np.isfinite(duration) & np.isfinite(other) & np.isfinite(data.weights) & used
     if estimand.offset:
@@ -580,7 +581,7 @@ def _cox(
         if estimand.kind == "schoenfeld":
             fit = cox(standard, outcome, trend=_TRENDS[estimand.transform], **more)
         else:
-            fit = yield CoxRows(x=standard, outcome=outcome, **more)
+            fit = yield CoxRows(x=standard, outcome=outcome, falling=part.falling, **more)
     if not fit.converged or float(fit.fitted.max() - fit.fitted.min()) > 50:
         return dict.fromkeys(names_, f"the partial likelihood has no maximum: {FAR}")
     return ended(work, fit)

@@ -15,7 +15,7 @@ The text comes from anyone who may ask a question, so its cost is bounded before
 from shared.estimands.formulas.grammar import BASES, DEEPEST, LONGEST, MOST_TERMS, MOST_TOKENS, Node, names, parse
 from shared.estimands.formulas.long_rows import LongRows
 from shared.estimands.formulas.right_side import CATEGORY, RightSide, check_arithmetic, is_logical, right_side
-from shared.estimands.formulas.rows import QuestionRows, values
+from shared.estimands.formulas.rows import QuestionRows, order_among, values
 
 __all__ = [
     "BASES",
@@ -31,6 +31,7 @@ __all__ = [
     "check_arithmetic",
     "is_logical",
     "names",
+    "order_among",
     "parse",
     "right_side",
     "values",

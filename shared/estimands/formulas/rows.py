@@ -15,7 +15,7 @@ from shared.estimands.formulas.right_side import FUNCTIONS, LOGIC
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["QuestionRows", "is_category", "numbers", "values"]
+__all__ = ["QuestionRows", "is_category", "numbers", "order_among", "values"]
 
 
 class QuestionRows:
@@ -41,6 +41,7 @@ class QuestionRows:
         self._series: dict[str, pd.Series] = {}
         self._known: dict[str, Array] = {}
         self._words: dict[str, bool] = {}
+        self._falling: dict[str, NDArray[np.int64]] = {}
 
     @classmethod
     def of(cls, table: pd.DataFrame | QuestionRows) -> QuestionRows:
@@ -74,7 +75,7 @@ class QuestionRows:
         part = QuestionRows.__new__(QuestionRows)
         part.columns, part._table, part._size = self.columns, self._table, int(np.count_nonzero(inside))
         part._whole, part._inside = self, inside
-        part._series, part._known, part._words = {}, {}, {}
+        part._series, part._known, part._words, part._falling = {}, {}, {}, {}
         return part
 
     def is_category(self, name: str) -> bool:
@@ -97,6 +98,26 @@ class QuestionRows:
             found.flags.writeable = False
             self._known[name] = found
         return found
+
+    def falling(self, name: str) -> NDArray[np.int64]:
+        """(n,) the rows by falling numbers of a column, those alike as they stand: the whole is sorted once."""
+        found = self._falling.get(name)
+        if found is None:
+            if self._whole is None or self._inside is None:
+                found = np.argsort(-self.numbers(name), kind="stable")
+            else:
+                found = order_among(self._whole.falling(name), self._inside)
+            self._falling[name] = found
+        return found
+
+
+def order_among(order: NDArray[np.int64], inside: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The (n,) order of rows as one of those alone for which the mask holds.
+
+    >>> order_among(np.array([2, 0, 1]), np.array([True, False, True]))
+    array([1, 0])
+    """
+    return np.asarray((inside.cumsum() - 1).take(order[inside.take(order)]))
 
 
 def values(node: Node, rows: QuestionRows) -> Array:

@@ -73,6 +73,15 @@ def test_small_tables_are_fitted_as_large_ones_are(monkeypatch, p):
                 np.testing.assert_allclose(*ends, rtol=0, atol=1e-12 * np.abs(ends[1]).max())
 
 
+def test_a_known_order_of_the_rows_is_the_one_that_is_sorted():
+    rng = np.random.default_rng(4)
+    table = QuestionRows(pd.DataFrame({"time": np.ceil(rng.exponential(size=200) * 9)}))
+    inside = rng.random(200) < 0.5
+    part = table.part(inside)
+    np.testing.assert_array_equal(part.falling("time"), np.argsort(-part.numbers("time"), kind="stable"))
+    assert len(np.unique(part.numbers("time"))) < inside.sum() / 2
+
+
 def test_works_beside_each_other_end_as_they_do_alone_and_a_refusal_is_of_one():
     rng = np.random.default_rng(5)
     question = parse_estimand("cox(time, event, subset = age > -1) ~ age + sbp")
