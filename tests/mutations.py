@@ -73,6 +73,8 @@ SUM_PLAN = "shared/mechanisms/secure_sum/plan.py"
 SUM_SITE = "shared/mechanisms/secure_sum/site.py"
 SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
 SUM_VECTORS = "shared/mechanisms/secure_sum/vectors.py"
+SUM_VARIANTS = "shared/mechanisms/secure_sum/variants.py"
+SUM_LOOKS = "shared/mechanisms/secure_sum/sent_look.py"
 PRIVACY = "shared/privacy/accountant.py"
 RENYI = "shared/privacy/renyi.py"
 SLICING_LOSS = "shared/privacy/slicing_loss.py"
@@ -1591,6 +1593,23 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         tests=[
             "test_waves.py::test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one"
+        ],
+    ),
+    mutation(
+        "records outside a subgroup in a secure sum's variant",
+        (SUM_VARIANTS, "return np.where(self.variant.among(x)", "return np.where(np.ones(len(x), dtype=bool)"),
+        tests=["test_secure_sum_variants.py::test_whoever_is_not_of_a_variant_adds_nothing_to_it"],
+    ),
+    mutation(
+        "events outside the window of a secure sum's variant",
+        (SUM_VARIANTS, "np.where((start < time) & (time <= stop), event, 0.0)", "event"),
+        tests=["test_secure_sum_variants.py::test_with_little_noise_every_variant_is_the_records_own"],
+    ),
+    mutation(
+        "hazards of a secure sum's variant that fall",
+        (SUM_LOOKS, "row[0] != 0 or min(np.diff(row)) < 0 for row", "row[0] != 0 for row"),
+        tests=[
+            "test_secure_sum_variants.py::test_a_look_with_variants_is_the_same_read_back_and_one_with_others_is_refused"
         ],
     ),
     mutation(

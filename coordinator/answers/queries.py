@@ -306,7 +306,7 @@ def ask(
         unsummed = f"The plan's secure sum is of {' and '.join(totals)}. {_ALONE}"
     result = found.pop(chosen)
     if isinstance(result, Refusal):
-        raise result
+        raise _beside_a_sum(result, totals.get(chosen))
     known = released_again(store, held, question, chosen, perturbations, trained) if perturbations else {}
     return PooledAnswer(
         study=held.study,
@@ -334,6 +334,19 @@ def ask(
         ),
         others={term: str(one) if isinstance(one, Refusal) else one for term, one in found.items()},
         unsummed=unsummed,
+    )
+
+
+def _beside_a_sum(refusal: Refusal, total: SummedAnswer | None) -> Refusal:
+    """A refusal of the sites' own answers, with the secure sum's where there is one: it has no rows to stand beside."""
+    if total is None:
+        return refusal
+    ends = f"{100 * total.level:g} % interval {total.ci_lb:.4g} to {total.ci_ub:.4g}"
+    said = f"{total.estimate:.4g} ({ends}, on the scale of the analysis)"
+    return EstimateRefusal(
+        refusal.must,
+        given=refusal.given,
+        next_step=f"The secure sum of {len(total.sites)} sites says {said}, per unit of the term.",
     )
 
 
@@ -370,7 +383,12 @@ def _summed(
         answers = read_sum(plan, stored.document, tables, level=level)
     except EstimateRefusal as refusal:
         return {}, f"The secure sum cannot be read: {refusal} {_ALONE}"
-    return {label: answers[of.place].per(of.per) for label, of in terms.items()}, plan.release.interval_doubt
+    found = {label: (answers[of.place], of.per) for label, of in terms.items()}
+    lacking = " ".join(str(one) for one, _ in found.values() if isinstance(one, EstimateRefusal))
+    answered = {label: one.per(per) for label, (one, per) in found.items() if not isinstance(one, EstimateRefusal)}
+    if not answered:
+        return {}, f"The secure sum does not answer it: {lacking} {_ALONE}"
+    return answered, plan.release.interval_doubt
 
 
 def _pooled(

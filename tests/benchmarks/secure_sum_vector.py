@@ -114,7 +114,7 @@ def arm(tables, plan, keys, seed):
     signing = [keys[name] for name in release.members]
     coordinator, cost = through_messages(release.terms(plan), signing, walk.values, noise.spawn(len(keys)))
     found = reading.read_sum(plan, walk.opened(plan, coordinator, {at: f"{at:064x}" for at in pilots}), pilots)
-    return dict(zip(release.coefficients, found, strict=True)), cost
+    return dict(zip((*release.coefficients, *release.variants), found, strict=True)), cost
 
 
 def measured(seed, world, covariates):

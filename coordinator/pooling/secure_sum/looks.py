@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from shared.mechanisms.moments.outcomes import Survival
 from shared.mechanisms.secure_sum.influences import SumLook, level_of, look
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.sent_look import AnySentLook, sent
+from shared.mechanisms.secure_sum.variants import Variant, pilot_effects
 from shared.mechanisms.secure_sum.vectors import VectorBounds, VectorLook, vector_look
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class PilotPlaces:
     """Estimates of each site from the pilots, keyed by the site's place among the plan's members.
 
     Args:
-        effects: of each summed coefficient (estimate, variance), per unit of the bounds.
+        effects: of each summed coefficient (estimate, variance), per unit of the bounds; of variants of the planned
+            model what the pilot's model makes of it.
         start: pooled coefficients of the pilots, at which the influences of all records are evaluated.
     """
 
@@ -111,37 +114,51 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
     try:
         together = release.places == "together"
         placed = first.places(plan, [tables[site] for site in sites], alike=together)
-        found = dict(zip(sites, map(_finer, placed) if together else placed, strict=True))
+        times = _times(bounds.variants) if isinstance(bounds, VectorBounds) else []
+        found = dict(zip(sites, (_finer(one, times) for one in placed) if together else placed, strict=True))
     except np.linalg.LinAlgError:
         raise EstimateRefusal(
             "the pilots of a secure sum must determine effects", given="figures that do not"
         ) from None
     columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
     units = bounds.units if isinstance(bounds, VectorBounds) else (bounds.unit,)
-    effects = {site: _effects(place, columns, units) for site, place in found.items()}
+    variants = bounds.variants if isinstance(bounds, VectorBounds) else ()
+    effects = {site: _effects(place, columns, units, variants) for site, place in found.items()}
     start = []
-    for at in range(len(columns)):
+    for at in range(len(columns) + len(variants)):
         yi, vi = zip(*(one[at] for one in effects.values()), strict=True)
         start.append(float(pool(list(yi), list(vi), method="REML", test="adhoc").beta))
     return PilotPlaces(plan=plan, places=found, effects=effects, start=tuple(start))
 
 
-def _finer(place: SitePlace) -> SitePlace:
-    """A place with smoother hazards: of few intervals a regression is a little flatter than Cox's."""
+def _times(variants: tuple[Variant, ...]) -> list[float]:
+    """At which windows begin and end."""
+    return sorted({time for one in variants for time in one.window if 0 < time < math.inf})
+
+
+def _finer(place: SitePlace, times: Sequence[float]) -> SitePlace:
+    """A place with smoother hazards: of few intervals a regression is a little flatter than Cox's.
+
+    Args:
+        times: at which intervals begin, too.
+    """
     outcome = place.model.outcome
     if not isinstance(outcome, Survival):
         return place
     model = copy.copy(place.model)
-    model.outcome = outcome.finer()
+    model.outcome = outcome.finer().split(times) if times else outcome.finer()
     return replace(place, model=model)
 
 
-def _effects(place: SitePlace, columns: tuple[int, ...], units: tuple[float, ...]) -> tuple[tuple[float, float], ...]:
+def _effects(
+    place: SitePlace, columns: tuple[int, ...], units: tuple[float, ...], variants: tuple[Variant, ...]
+) -> tuple[tuple[float, float], ...]:
     seen, more = place.effects, _UNSETTLED if place.effects.lost else 0.0
-    return tuple(
-        (unit * float(seen.effects[at]), float(seen.sampling[at] + seen.privacy[at]) * unit**2 + more)
+    planned = (
+        (unit * float(seen.effects[at]), float(seen.sampling[at] + seen.privacy[at]) * unit**2)
         for at, unit in zip(columns, units, strict=True)
     )
+    return tuple((estimate, variance + more) for estimate, variance in (*planned, *pilot_effects(place, variants)))
 
 
 def _release(plan: StudyPlan) -> SecureSumPlan:

@@ -12,7 +12,7 @@ from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.summed import summed
 from coordinator.pooling.secure_sum.vectors import summed_vector
-from shared.errors import IntegrityRefusal
+from shared.errors import EstimateRefusal, IntegrityRefusal
 from shared.mechanisms.secure_sum.influences import SumLook
 from shared.mechanisms.secure_sum.sent_look import AnySentLook, SentLook, SentVectorLook, sent
 from shared.mechanisms.secure_sum.vectors import VectorLook
@@ -27,12 +27,16 @@ __all__ = ["read_sum"]
 
 _CLOSE = 1e-5
 """Relative distance of two figures that another computer's arithmetic may make of the same pilots."""
+_NEAR = 1e-2
+"""Distance of two points, in the reach, at which either is near enough: the steps to it end before they are at it."""
 
 
 def read_sum(
     plan: StudyPlan, opened: OpenedSum, tables: Mapping[int, tuple[pd.DataFrame, int]], *, level: float = 0.95
-) -> tuple[SummedAnswer, ...]:
+) -> tuple[SummedAnswer | EstimateRefusal, ...]:
     """The pooled coefficients in the order of the plan's (`SecureSumPlan.coefficients`), each per its unit there.
+
+    Those of its variants follow, each with what it lacks where too few sites' releases expect anything of it.
 
     Args:
         plan: under which the sum was opened.
@@ -52,6 +56,8 @@ def read_sum(
         looks[site] = _as_sent(found[site], had)
         if not _same(sent(looks[site], places.start, had.level), had):
             raise IntegrityRefusal("a look must be the one that the pilots give", given=f"another of site {site}")
+        if not _about_its_point(looks[site], centred=plan.release.held == "centred"):  # type: ignore[attr-defined]
+            raise IntegrityRefusal("records must be drawn in about the point that the pilots give", given="another")
     _, between = places.weighed(looks)
     names = tuple(plan.release.members)  # type: ignore[attr-defined]
     shown: Any = {"sites": [names[site] for site in sites], "level": level}
@@ -70,6 +76,14 @@ def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLo
     assert isinstance(had, SentVectorLook)
     offset = np.array(had.offset or np.zeros(len(had.weights)))
     return replace(look, weights=np.array(had.weights), whitening=np.array(had.whitening), offset=offset)
+
+
+def _about_its_point(look: SumLook | VectorLook, *, centred: bool) -> bool:
+    """True if a look draws in about the point at which its site's model expects nothing to be taken, or about 0."""
+    if isinstance(look, SumLook):
+        return True
+    point = look.centred().offset if centred else np.zeros_like(look.offset)
+    return bool(np.abs(point - look.offset).max() <= _NEAR * look.bounds.reach)
 
 
 def _same(one: AnySentLook, other: AnySentLook) -> bool:

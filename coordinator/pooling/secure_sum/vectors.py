@@ -21,6 +21,8 @@ the records alone would leave, and w_i the implied weights,
 .. math:: c \sum_i (w_i / \textstyle\sum w)^2 v_i, \qquad c = ONE_STEP,
 
 is stated beside noise and cut, and is in the variance.
+
+At a site where by its pilot nobody is in a subgroup influences are 0: it is not among the sites of that answer.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from coordinator.pooling.pool import PooledResult
 from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.summed import LEAST_SLOPE, Heterogeneity, heterogeneity
 from shared.errors import EstimateRefusal
+from shared.estimands.floors import MIN_EVENTS
 from shared.mechanisms.secure_sum.vectors import VectorLook, products
 
 __all__ = ["summed_vector", "weighed_vectors"]
@@ -42,6 +45,8 @@ __all__ = ["summed_vector", "weighed_vectors"]
 Array = NDArray[np.float64]
 _LEAST_KNOWN = 1e-3
 """Least eigenvalue of Σ as a share of the largest: directions without information in the records are raised to it."""
+_NOTHING = 1e-6
+"""Least precision of a site as a share of the largest: where nobody is in a subgroup there is none."""
 _SIZES = np.geomspace(0.3, 60, 40)
 """Candidate bounds on a vector's length, in standard deviations of one of its coordinates over all records."""
 ONE_STEP = 0.025
@@ -51,6 +56,9 @@ _SAYS_NOTHING = 100.0
 """Times its records' own variance: a pilot as noisy as this says nothing, and a noisier one no less."""
 _WIDER = 0.25
 """Share of the least that is given for a further reach: where much is drawn in, a model that lacks something shows."""
+_WIDER_WITH_VARIANTS = 1.0
+"""The same where a sum has variants of the planned model: of how their influences are spread the pilots' model says
+less, and at `_WIDER` squared distances to the records' own answers were more than half as large again as is stated."""
 
 
 def weighed_vectors(
@@ -63,7 +71,7 @@ def weighed_vectors(
         sigma: of the sum's noise in each number.
         centred: draw vectors in about where each site's model expects nothing to be taken by it, in place of 0.
     """
-    own = 1 / np.array([look.precision for look in looks])
+    own = _alone(looks)
     weights, differing = np.empty_like(own), []
     for k, of in enumerate(pilots):
         more = np.maximum(np.array(of.vi) - own[:, k], 0.1 * np.array(of.vi))
@@ -76,7 +84,29 @@ def weighed_vectors(
     return tuple(look.centred() if centred else look for look in white), tuple(differing)
 
 
+def _alone(looks: Sequence[VectorLook]) -> Array:
+    """(sites, coefficients) variances that the records alone would leave; large where they say nothing of one."""
+    precision = np.array([look.precision for look in looks])
+    most = precision.max(axis=0)
+    return np.asarray(1 / np.maximum(precision, np.where(most > 0, _NOTHING * most, 1.0)))
+
+
 def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
+    """(coefficients, coefficients) M; a coefficient of which no site's records say anything is left by itself."""
+    covered = np.flatnonzero(np.max([look.precision for look in looks], axis=0) > 0)
+    if not {*range(len(looks[0].bounds.columns))} <= {*covered.tolist()}:
+        raise EstimateRefusal("the records must say something of every coefficient", given="nothing of one")
+    out = np.eye(len(tau2))
+    out[np.ix_(covered, covered)] = _shared_out([_part(look, covered) for look in looks], tau2[covered], sigma)
+    return out
+
+
+def _part(look: VectorLook, covered: NDArray[np.int64]) -> VectorLook:
+    """A look at some of its coefficients alone, for expectations."""
+    return replace(look, psi=look.psi[covered], weights=look.weights[covered])
+
+
+def _shared_out(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
     reach, several = looks[0].bounds.reach, len(looks[0].weights)
     covariance, between = np.zeros((several, several)), np.zeros(several)
     for look in looks:
@@ -84,8 +114,6 @@ def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
         covariance += (psi * look.chance.ravel()) @ psi.T * look.n / len(look.chance)
         between += tau2 * (look.weights * look.precision) ** 2
     patients = np.diag(covariance) + between
-    if not (np.diag(covariance) > 0).all():
-        raise EstimateRefusal("the records must say something of every coefficient", given="nothing of one")
     values, vectors = np.linalg.eigh(covariance / np.sqrt(np.outer(patients, patients)))
     rooted = (vectors * np.maximum(values, _LEAST_KNOWN * values[-1]) ** -0.25) @ vectors.T
     # So that a coordinate has the mean square of 1 over all records, as the sizes have it.
@@ -101,7 +129,8 @@ def _whitening(looks: Sequence[VectorLook], tau2: Array, sigma: float) -> Array:
             gone = 1 - np.minimum(1.0, size / np.maximum(length, 1e-300))
             lost[:, at] += weighted.reshape(several, -1) @ gone**2
     worse = ((lost + noise[:, None] * np.square(_SIZES)) / patients[:, None]).mean(axis=0)
-    near = np.flatnonzero(worse <= (1 + _WIDER) * worse.min())
+    wider = _WIDER_WITH_VARIANTS if looks[0].models else _WIDER
+    near = np.flatnonzero(worse <= (1 + wider) * worse.min())
     return np.asarray(unit * reach / _SIZES[near[-1]])
 
 
@@ -114,8 +143,8 @@ def summed_vector(
     *,
     sites: Sequence[str],
     level: float = 0.95,
-) -> tuple[SummedAnswer, ...]:
-    """The answer of each coefficient of a sum that is opened.
+) -> tuple[SummedAnswer | EstimateRefusal, ...]:
+    """The answer of each coefficient of a sum that is opened, or of a variant's why there is none.
 
     Args:
         looks: of the survivors. total: (coordinates,) as `shared.mechanisms.secure_sum.vectors` has them.
@@ -132,22 +161,33 @@ def summed_vector(
     slope, kept, expected, beyond = (
         np.array([getattr(one, name) for one in drawn]) for name in ("slope", "kept", "squares", "beyond")
     )
-    own = 1 / np.array([look.precision for look in looks])
-    if not (slope > 0).all():
+    own, known = _alone(looks), slope > 0
+    planned = len(looks[0].bounds.columns)
+    if not known[:, :planned].all():
         raise EstimateRefusal("every site's records must say something of each coefficient", given="a site's do not")
+    # Of a variant that fewer than two sites say anything of there is no answer: numbers in its place say nothing.
+    answered = known.sum(axis=0) > 1
+    expected, slope = np.where(answered, expected, 1.0), np.where(answered, slope, 1.0)
     moved = back @ (total[:several] + sum(look.n * look.offset for look in looks)) - (a * beyond).sum(axis=0)
     squares = np.diag(back @ products(total, several, reach) @ back.T) / (a**2 * expected).sum(axis=0)
     w = a * slope
     information = w.sum(axis=0) * np.maximum(squares, LEAST_SLOPE)
     share = w / w.sum(axis=0)
     noise = np.square(back).sum(axis=1) * (sigma / information) ** 2
-    cut = (share**2 * (kept / slope**2 - own)).sum(axis=0)
+    cut = np.where(known, share**2 * (kept / np.where(known, slope, 1.0) ** 2 - own), 0.0).sum(axis=0)
     tau2 = np.array([one.tau2 for one in differing])
     noisy = np.minimum(np.transpose([one.more for one in differing]), _SAYS_NOTHING * own)
     pilots = ONE_STEP * (share**2 * noisy).sum(axis=0)
     variance = (share**2 * (own + tau2)).sum(axis=0) + cut + noise + pilots
-    return tuple(
-        SummedAnswer(
+
+    def answer(k: int) -> SummedAnswer | EstimateRefusal:
+        if not answered[k]:
+            question = looks[0].models[k - planned].variant.question
+            return EstimateRefusal(
+                f"two sites' releases must expect {MIN_EVENTS} events or more of {question}",
+                given=f"{int(known[:, k].sum())} of {len(sites)} sites that do",
+            )
+        return SummedAnswer(
             estimate=float(start[k] + moved[k] / information[k]),
             variance=float(variance[k]),
             noise=float(noise[k]),
@@ -155,8 +195,8 @@ def summed_vector(
             pilots=float(pilots[k]),
             weights=differing[k].expected_loss(share[:, k]),
             tau2=float(tau2[k]),
-            sites=tuple(sites),
+            sites=tuple(name for name, there in zip(sites, known[:, k], strict=True) if there),
             level=level,
         )
-        for k in range(several)
-    )
+
+    return tuple(map(answer, range(several)))

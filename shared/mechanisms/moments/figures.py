@@ -18,7 +18,7 @@ from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "planned_terms"]
+__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "planned_terms", "terms_of"]
 
 BLOCKS = ("histogram", "moment", "product", "score")
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -110,8 +110,20 @@ def planned_terms(design: Design, question: Estimand) -> list[tuple[int, str, fl
     )
     if question != plain or outcome != spec.responses:
         return None
+    found = terms_of(design, question)
+    if found is None or {at for at, _, _ in found} != set(range(design.p)):
+        return None
+    return found
+
+
+def terms_of(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:
+    """(covariate, label, units per coefficient) of each term of a question about some of the covariates.
+
+    None where a term is none of them, or of another form than the planned model has it.
+    """
+    spec = design.spec
     columns = {term: columns_of(_of_two(term, design.dictionary), design.factors) for term in question.terms}
-    if set(itertools.chain(*columns.values())) != set(spec.covariates):
+    if not set(itertools.chain(*columns.values())) <= set(spec.covariates):
         return None
     out = []
     for term in question.terms:

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from shared.mechanisms.moments.outcomes import Outcome
 
-__all__ = ["Direction", "direction", "efficient_cut", "held", "kept_share"]
+__all__ = ["Direction", "direction", "direction_of", "efficient_cut", "held", "kept_share"]
 
 Array = NDArray[np.float64]
 
@@ -64,7 +64,15 @@ def direction(outcome: Outcome, eta: Array, standard: Array, j: int) -> Directio
     Args:
         eta: (m, predictors) and standard: (m, p), of points that stand for everybody.
     """
-    weight = np.maximum(outcome.intensity(eta), 0.0)
+    return direction_of(np.maximum(outcome.intensity(eta), 0.0), standard, j)
+
+
+def direction_of(weight: Array, standard: Array, j: int) -> Direction:
+    """The direction of covariate j where points carry so much information.
+
+    Args:
+        weight: (m, intervals). standard: (m, p).
+    """
     each = np.maximum(weight.sum(axis=0), 1e-12)
     means = weight.T @ standard / each[:, None]
     total = each.sum()

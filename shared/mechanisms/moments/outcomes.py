@@ -19,6 +19,7 @@ Everything is made from noisy histograms, hence free of budget.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -29,10 +30,10 @@ from scipy import special
 
 from shared.mechanisms.moments.margins import Margin, project, shrunken
 
-__all__ = ["Binary", "Count", "LinearOutcome", "Outcome", "Survival", "fitted_survival", "from_margin"]
+__all__ = ["MOST_HAZARD", "Binary", "Count", "LinearOutcome", "Outcome", "Survival", "fitted_survival", "from_margin"]
 
 Array = NDArray[np.float64]
-_MOST = 8.0
+MOST_HAZARD = 8.0
 """Largest linear predictor of a hazard: e⁸ is beyond any hazard ratio of two patients."""
 _MOST_DISPERSED = 10.0
 """Largest dispersion of counts: nine tenths of such patients, and more, would have none."""
@@ -133,7 +134,7 @@ class Survival:
             eta: (m, 2) linear predictors of points that stand for everybody; their levels do not matter.
             everybody: with the hazards of everybody, whose ψ stays.
         """
-        eta = np.clip(eta, -_MOST, _MOST)
+        eta = np.clip(eta, -MOST_HAZARD, MOST_HAZARD)
         relative = np.exp(eta)
         relative /= relative.mean(axis=0)
         steps = np.diff(np.column_stack([everybody.cumulative, -everybody.staying]), axis=0)
@@ -168,6 +169,19 @@ class Survival:
             reached=np.interp(half, every, self.psi),
         )
 
+    def split(self, times: Sequence[float]) -> Survival:
+        """With edges at these times, too, of those within its own."""
+        far = [time for time in times if np.abs(self.edges - time).min() > 1e-9 * self.edges[-1]]
+        edges = np.sort(np.r_[self.edges, [time for time in far if self.edges[0] < time < self.edges[-1]]])
+        staying = np.interp(edges, self.edges, np.exp(self.staying))
+        return replace(
+            self,
+            edges=edges,
+            cumulative=np.interp(edges, self.edges, self.cumulative),
+            staying=np.log(np.maximum(staying, math.exp(-60))),
+            reached=np.interp(edges, self.edges, self.psi),
+        )
+
     @property
     def weights(self) -> Array:
         """The event counts fully; ψ in proportion to what it says, which grows with the cumulative hazard."""
@@ -192,7 +206,7 @@ class Survival:
 
     def _present(self, eta: Array) -> tuple[Array, Array, Array]:
         """Relative event hazard, probability to stay at the edges, and in the middles; (m, 1), (m, k + 1), (m, k)."""
-        eta = np.clip(eta, -_MOST, _MOST)
+        eta = np.clip(eta, -MOST_HAZARD, MOST_HAZARD)
         stays = np.exp(np.exp(eta[:, 1:]) * self.staying)
         return np.exp(eta[:, :1]), stays, (stays[:, 1:] + stays[:, :-1]) / 2
 
@@ -206,13 +220,13 @@ class Survival:
     def residual(self, y: Array, eta: Array) -> Array:
         """Event less expected events, the latter at most 1."""
         reached = np.interp(y[:, 0], self.edges, self.cumulative)
-        return np.asarray(y[:, 1] - np.minimum(reached * np.exp(np.clip(eta[:, 0], -_MOST, _MOST)), 1.0))
+        return np.asarray(y[:, 1] - np.minimum(reached * np.exp(np.clip(eta[:, 0], -MOST_HAZARD, MOST_HAZARD)), 1.0))
 
     def expected_residual(self, eta: Array, pilot: Array) -> Array:
         """Expectation, under `eta`, of the residual from `pilot`."""
         _, stays, survives, present = self._curves(eta)
         event = ((stays[:, :-1] - stays[:, 1:]) * (1 - survives)).sum(axis=1)
-        charged = np.minimum(np.exp(np.clip(pilot[:, :1], -_MOST, _MOST)) * self.cumulative, 1.0)
+        charged = np.minimum(np.exp(np.clip(pilot[:, :1], -MOST_HAZARD, MOST_HAZARD)) * self.cumulative, 1.0)
         return np.asarray(event - (np.diff(charged, axis=1) * survives * present).sum(axis=1))
 
     def information(self, eta: Array) -> Array:
@@ -243,7 +257,7 @@ class Survival:
         k = np.clip(np.searchsorted(self.edges, time, side="right") - 1, 0, means.shape[1] - 1)
         steps = np.cumsum(means * np.diff(self.cumulative), axis=1)
         passed = np.array([np.interp(time, self.edges, np.concatenate([[0.0], step])) for step in steps])
-        relative = np.exp(np.clip(eta[:, 0], -_MOST, _MOST))
+        relative = np.exp(np.clip(eta[:, 0], -MOST_HAZARD, MOST_HAZARD))
         reached = np.interp(time, self.edges, self.cumulative)
         if time.ndim == 1:
             return np.asarray(along * (event - relative * reached) - means[:, k] * event + relative * passed)
@@ -260,7 +274,7 @@ class Survival:
 
     def draw(self, eta: Array, uniforms: Array) -> Array:
         """Time and event: the earlier of two draws by inversion."""
-        eta = np.clip(eta, -_MOST, _MOST)
+        eta = np.clip(eta, -MOST_HAZARD, MOST_HAZARD)
         reached = -np.log(uniforms[:, 0]) * np.exp(-eta[:, 0])
         time = np.where(reached < self.cumulative[-1], np.interp(reached, self.cumulative, self.edges), np.inf)
         stayed = -np.log(uniforms[:, 1]) * np.exp(-eta[:, 1])

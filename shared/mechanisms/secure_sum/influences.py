@@ -40,6 +40,7 @@ __all__ = [
     "finite_or_nothing",
     "level_of",
     "look",
+    "model_at",
     "noisy_level",
     "seen",
 ]
@@ -197,13 +198,15 @@ class Seen:
 
     Args:
         model: without directions. along: (coefficients, p). means: (coefficients, intervals).
-        psi: (coefficients, points, cases).
+        psi: (coefficients, points, cases). points: (points, p) of the covariates. cases: (1, cases, columns).
     """
 
     model: ModelAt
     along: Array
     means: Array
     psi: Array
+    points: Array
+    cases: Array
 
 
 def seen(place: SitePlace, at: Mapping[int, float], units: Sequence[float], level: float) -> Seen:
@@ -214,21 +217,33 @@ def seen(place: SitePlace, at: Mapping[int, float], units: Sequence[float], leve
         level: what is added to the place's linear predictor: 0, or `level_of`.
     Raises: ParameterError, for an outcome that is neither survival nor yes or no.
     """
-    model, theta = place.model, place.theta
-    if not isinstance(model.outcome, Survival | Binary):
-        raise ParameterError("a secure sum's outcome must be survival or yes or no", given="another")
+    model = place.model
     factors = [float(model.lens.scale[j]) / unit for j, unit in zip(at, units, strict=True)]
-    margins = [model.margin(k, theta.shift[k], theta.stretch[k]) for k in range(model.p)]
-    x = model.points(margins, theta.z)
-    effects = theta.effects.copy()
+    effects = place.theta.effects.copy()
     for (j, coefficient), factor in zip(at.items(), factors, strict=True):
         effects[0, 1 + j] = coefficient * factor
     effects[0, 0] += level
+    found, x, cases = model_at(place, effects)
     eta, standard = model.predictor(effects, x), np.clip(model.lens.standard(x), -CUT, CUT)
     to = [direction(model.outcome, eta, standard, j) for j in at]
     along = np.array([one.along * factor for one, factor in zip(to, factors, strict=True)])
     means = np.array([one.means * factor for one, factor in zip(to, factors, strict=True)])
-    chance, cases = model.outcome.cases(eta)
+    return Seen(found, along, means, model.outcome.influence(cases, eta, along @ standard.T, means), x, cases)
+
+
+def model_at(place: SitePlace, effects: Array) -> tuple[ModelAt, Array, Array]:
+    """The model of a site with these effects, (points, p) that stand for everybody, and the outcomes of its `chance`.
+
+    Args:
+        effects: (predictors, 1 + p).
+    Raises: ParameterError, for an outcome that is neither survival nor yes or no.
+    """
+    model, theta = place.model, place.theta
+    if not isinstance(model.outcome, Survival | Binary):
+        raise ParameterError("a secure sum's outcome must be survival or yes or no", given="another")
+    margins = [model.margin(k, theta.shift[k], theta.stretch[k]) for k in range(model.p)]
+    x = model.points(margins, theta.z)
+    chance, cases = model.outcome.cases(model.predictor(effects, x))
     found = ModelAt(
         n=place.effects.n,
         outcome=model.outcome,
@@ -237,7 +252,7 @@ def seen(place: SitePlace, at: Mapping[int, float], units: Sequence[float], leve
         effects=effects,
         chance=chance,
     )
-    return Seen(found, along, means, model.outcome.influence(cases, eta, along @ standard.T, means))
+    return found, x, cases
 
 
 def look(place: SitePlace, coefficient: float, level: float, bounds: Bounds) -> SumLook:

@@ -129,7 +129,11 @@ class OpenedSum:
             _holds(look.common == common, "all sites of a sum must be looked at from one place", "others")
             level = level_of(part.events, part.charges, sigma)
             _holds(math.isclose(look.level, level, abs_tol=1e-9), "a look's level must be the one told", "another")
-            _holds(is_within(look, bounds), "a look's weight and cut must be within the plan's bounds", "others")
+            _holds(
+                is_within(look, bounds),
+                "a look must be within the plan's bounds",
+                "others",
+            )
         largest = len(sites) * terms.largest + _SIGMAS * self.sigma
         possible = len(self.total) == terms.coordinates and all(abs(one) <= largest for one in self.total)
         _holds(possible, f"a sum of {len(sites)} sites must be {terms.coordinates} numbers of their size", "others")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate, Origin
+    from shared.mechanisms.secure_sum.variants import Variant
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
 
@@ -75,6 +76,8 @@ class SecureSumPlan(Aggregates):
         outcome, responses, covariates, horizon, bins, time_bins: of the pilot, as of `MomentsPlan`.
         coefficient: the covariate whose coefficient is summed. units: of it, for which the coefficient is told.
         further: covariates whose coefficients are summed with it, as one vector, to the units of each.
+        variants: questions other than the planned one, of fewer covariates, in a subgroup or within a window of time;
+            the coefficient of the first term of each is in the vector, too.
         members: site to the public key by which it signs its releases, hexadecimal: a site's new key is a new plan.
         drop_outs, colluders: d and c of `SumTerms`.
         pilot, level: shares of μ²; the sum has the rest.
@@ -106,20 +109,25 @@ class SecureSumPlan(Aggregates):
     further: Mapping[str, float] = field(default_factory=dict)
     places: Literal["together", "apart"] = "together"
     held: Literal["centred", "zero"] = "zero"
+    variants: Sequence[str] = ()
     mechanism: Literal["secure_sum"] = "secure_sum"
     title: ClassVar[str] = "secure sum"
     straight: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("further", "held")
+    later: ClassVar[tuple[str, ...]] = ("further", "held", "variants")
     before: ClassVar[Mapping[str, Any]] = {"places": "apart"}
     follow: ClassVar[int] = len(SumStep)
     needs: ClassVar[tuple[str, ...]] = ("Crypto",)
     bundle_of: ClassVar[tuple[float, float]] = MomentsPlan.bundle_of
 
     def __post_init__(self) -> None:
-        for name in ("responses", "covariates"):
+        for name in ("responses", "covariates", "variants"):
             value = getattr(self, name)
             listed = isinstance(value, Sequence) and not isinstance(value, str)
-            must(listed, f"release.{name} must be a list of columns", repr(value)[:60])
+            must(
+                listed,
+                f"release.{name} must be a list of {'questions' if name == 'variants' else 'columns'}",
+                repr(value)[:60],
+            )
             object.__setattr__(self, name, tuple(value))
         must(
             self.coefficient in self.covariates,
@@ -138,6 +146,11 @@ class SecureSumPlan(Aggregates):
         for name in ("epsilon", "units", "reach", "least", "most", "pilot", "level"):
             value = getattr(self, name)
             must(0 < value < math.inf, f"release.{name} must be positive and finite", value)
+        must(
+            self.held == "zero" or self.vectors,
+            'release.held = centred must go with release.places = "together", or release.further',
+            self.places,
+        )
         must(
             self.held == "zero" or self.epsilon >= 1,
             "release.held = centred must go with ε of 1 or more: below, an answer was seen far off",
@@ -164,6 +177,16 @@ class SecureSumPlan(Aggregates):
             f"release.further must be of at most {MOST_COEFFICIENTS - 1} of release.covariates other than "
             "release.coefficient",
             ", ".join(map(repr, given))[:60],
+        )
+        must(
+            1 + len(given) + len(self.variants) <= MOST_COEFFICIENTS,
+            f"release.further and release.variants must leave at most {MOST_COEFFICIENTS} coefficients in the sum",
+            1 + len(given) + len(self.variants),
+        )
+        must(
+            self.places == "together" or not self.variants,
+            'release.variants must go with release.places = "together"',
+            self.places,
         )
         usual = {item.name: item.default for item in fields(self) if item.name in ("least", "most")}
         must(
@@ -196,6 +219,14 @@ class SecureSumPlan(Aggregates):
         """True if each record contributes a vector to the sum, with one entry per coefficient (even for only one)."""
         return bool(self.further) or self.places == "together"
 
+    def questions(self, plan: StudyPlan) -> tuple[Variant, ...]:
+        """The variants of the planned model, in the plan's order. Raises: PlanRefusal: one that no sum can have."""
+        if not self.variants:
+            return ()
+        from shared.mechanisms.secure_sum.variants import planned_variants
+
+        return planned_variants(self.variants, self._first(plan).design(plan), tuple(self.coefficients))
+
     def bounds(self, plan: StudyPlan) -> Bounds | VectorBounds:
         """On what one record adds to the sum."""
         columns = self._first(plan).design(plan).spec.covariates
@@ -206,6 +237,7 @@ class SecureSumPlan(Aggregates):
                 units=tuple(self.coefficients.values()),
                 reach=self.reach,
                 centred=self.held == "centred",
+                variants=self.questions(plan),
             )
         return Bounds(
             column=columns.index(self.coefficient),
@@ -267,14 +299,29 @@ class SecureSumPlan(Aggregates):
             fix = f"Plan an ε of {MEASURED_FROM:g}, or say in the purpose that the interval is no 95 % interval."
             lines.append(ChecklistLine(name="interval", state="warn", detail=self.interval_doubt.rstrip("."), fix=fix))
         asked = [parse_estimand(formula) for formula in plan.estimands.values()]
-        if not any(self.summed_terms(plan, question) for question in asked):
+        missed = [question for question in asked if not self.summed_terms(plan, question)]
+        if len(missed) == len(asked):
             kind = "cox" if self.outcome == "survival" else "logistic"
             model = f"{kind}({', '.join(self.responses)}) ~ {' + '.join(self.covariates)}"
             detail = "no planned analysis is answered by it: what each site releases by itself answers all others"
             units = " and ".join(f"{name}/{per:g}" for name, per in self.coefficients.items())
             fix = f"Plan {model}, the coefficient's units as in {units}."
             lines.append(ChecklistLine(name="secure sum", state="warn", detail=detail, fix=fix))
+        possible = [str(question) for question in missed if self._could_be_summed(plan, question)]
+        if possible and len(self.coefficients) + len(self.variants) < MOST_COEFFICIENTS:
+            detail = f"not answered by it, and could be: {'; '.join(possible)}"
+            fix = "Name them in release.variants: the first coefficient of each is then summed, too, at the same ε."
+            lines.append(ChecklistLine(name="variants", state="warn", detail=detail, fix=fix))
         return lines
+
+    def _could_be_summed(self, plan: StudyPlan, question: Estimand) -> bool:
+        from shared.mechanisms.secure_sum.variants import planned_variants
+
+        try:
+            planned_variants([str(question)], self._first(plan).design(plan), tuple(self.coefficients))
+        except PlanRefusal:
+            return False
+        return self.places == "together"
 
     def most_seen(self, plan: StudyPlan) -> tuple[str, Event]:
         """The coordinator and all other sites, to whom one share of the noise is left."""
@@ -302,7 +349,7 @@ class SecureSumPlan(Aggregates):
             members=tuple(self.members.values()),
             drop_outs=self.drop_outs,
             colluders=self.colluders,
-            coordinates=coordinates(len(self.coefficients)) if self.vectors else _NUMBERS,
+            coordinates=coordinates(len(self.coefficients) + len(self.variants)) if self.vectors else _NUMBERS,
             sensitivity=2 * self.reach,
             sigma=_ROUNDED * 2 * self.reach / mu,
             # A site's million records at their longest rows; a larger sum is brought to it.
@@ -318,6 +365,7 @@ class SecureSumPlan(Aggregates):
         must(self.coefficient in design, "release.coefficient must not be nominal", self.coefficient)
         nominal = [name for name in self.further if name not in design]
         must(not nominal, "release.further must not be nominal", ", ".join(nominal))
+        self.questions(plan)
         try:
             self._priced(plan)
         except (ParameterError, SchemaRefusal) as refusal:
@@ -362,7 +410,8 @@ class SecureSumPlan(Aggregates):
     def details(self, plan: StudyPlan) -> str:
         """Coefficient, sites and noise, in half a line."""
         return (
-            f"{' and '.join(self.coefficients)} in one sum of {len(self.members)} sites, {self.drop_outs} of which "
+            f"{' and '.join((*self.coefficients, *self.variants))} in one sum of {len(self.members)} sites, "
+            f"{self.drop_outs} of which "
             "may drop out; "
             f"noise of {self._priced(plan).sigma:.4g} on the sum; pilot: {self._first(plan).details(plan)}"
         )
@@ -431,16 +480,20 @@ class SecureSumPlan(Aggregates):
         return Estimand(kind="logistic", terms=terms, outcome=self.responses[0])
 
     def summed_terms(self, plan: StudyPlan, question: Estimand) -> dict[str, SummedTerm]:
-        """Label to the terms whose coefficients are summed; none where the question is not the planned model."""
+        """Label to the terms whose coefficients are summed; none where a question is neither planned nor a variant."""
         bounds = self.bounds(plan)
         columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
         terms = self._first(plan).planned_terms(plan, question) or []
         own = tuple(self.coefficients.values())
-        return {
+        found = {
             label: SummedTerm(place=columns.index(at), column=at, units=units, per=units / own[columns.index(at)])
             for at, label, units in terms
             if at in columns
         }
+        for place, variant in enumerate(self.questions(plan), start=len(columns)):
+            for at, label, units in variant.terms_in(question):
+                found[label] = SummedTerm(place=place, column=at, units=units, per=units / variant.unit)
+        return found
 
     def answer(
         self,

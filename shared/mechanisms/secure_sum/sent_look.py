@@ -19,6 +19,7 @@ from shared.errors import ParameterError, SchemaRefusal
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
 from shared.mechanisms.secure_sum.influences import Bounds, ModelAt, SumLook
+from shared.mechanisms.secure_sum.variants import VariantModel
 from shared.mechanisms.secure_sum.vectors import VectorBounds, VectorLook
 
 __all__ = ["AnySentLook", "SentLook", "SentModel", "SentVectorLook", "is_within", "look_sent", "read_look", "sent"]
@@ -118,8 +119,7 @@ class SentModel:
     def from_canonical(cls, body: Any) -> Self:
         """The reverse of `to_canonical`. Raises: SchemaRefusal."""
         names = {item.name for item in fields(cls)}
-        known = names if isinstance(body, Mapping) and any(name in body for name in cls.later) else names - {*cls.later}
-        if not isinstance(body, Mapping) or body.keys() != known:
+        if not (isinstance(body, Mapping) and names - {*cls.later} <= body.keys() <= names):
             raise SchemaRefusal(f"a look must have {', '.join(sorted(names))}", given="others")
         return cls(**{name: _frozen(value) for name, value in body.items()})
 
@@ -191,6 +191,8 @@ class SentVectorLook(SentModel):
         weights: (coefficients,) a. whitening: (coefficients, coefficients) M.
         along: (coefficients, p). means: (coefficients, intervals).
         offset: (coefficients,) c; empty for 0, as plans from before `SecureSumPlan.held` have it.
+        variant_effects: (variants, 1 + p) of the variants' own models. variant_cumulative: (variants, intervals + 1)
+            of their baselines; empty for a binary outcome.
     """
 
     start: Numbers
@@ -199,7 +201,9 @@ class SentVectorLook(SentModel):
     along: Rows
     means: Rows
     offset: Numbers = ()
-    later: ClassVar[tuple[str, ...]] = ("offset",)
+    variant_effects: Rows = ()
+    variant_cumulative: Rows = ()
+    later: ClassVar[tuple[str, ...]] = ("offset", "variant_effects", "variant_cumulative")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -209,6 +213,10 @@ class SentVectorLook(SentModel):
         sizes |= {len(self.offset)} if self.offset else set()
         if sizes != {len(self.weights)}:
             raise SchemaRefusal("a look must be along as many coefficients in all its parts", given="others")
+        even = ({len(row) for row in rows} for rows in (self.along, self.means, self.effects, self.variant_effects))
+        baselines = {len(row) for row in self.variant_cumulative}
+        if any(len(one) > 1 for one in even) or not baselines <= {len(self.edges)} - {0}:
+            raise SchemaRefusal("a look's rows must be of one length", given="others")
 
     @staticmethod
     def of(look: VectorLook, start: Sequence[float], level: float) -> SentVectorLook:
@@ -221,20 +229,23 @@ class SentVectorLook(SentModel):
             along=_rows(look.along),
             means=_rows(look.means),
             offset=_listed(look.offset) if look.offset.any() else (),
+            variant_effects=tuple(_listed(one.effects) for one in look.models),
+            variant_cumulative=tuple(_listed(one.cumulative) for one in look.models if one.cumulative.size),
         )
 
     def look(self, n: int, bounds: VectorBounds, design: Design) -> VectorLook:
         """The look at a site of n records, if it is one at the plan's figures.
 
-        Raises: SchemaRefusal: of another number of coefficients, columns or intervals, times that do not ascend, or
-            about a point that the plan does not allow.
+        Raises: SchemaRefusal: of another number of coefficients, variants, columns or intervals, times that do not
+            ascend, or about a point that the plan does not allow.
         """
-        if len(self.weights) != len(bounds.columns):
+        if not self._of_as_many(bounds):
             raise SchemaRefusal("a look must be along the plan's coefficients", given="others")
         if not bounds.allows(self.offset):
             raise SchemaRefusal("a look must draw records in about a point that the plan allows", given="another")
         return VectorLook(
             **vars(self._model(n, design, self.along, self.means)),
+            models=self._models(bounds, design),
             bounds=bounds,
             along=np.array(self.along),
             means=np.array(self.means),
@@ -246,10 +257,26 @@ class SentVectorLook(SentModel):
 
     def within(self, bounds: VectorBounds) -> bool:
         """True if there is one entry per coefficient, the whitening has full rank, and the plan allows the offset."""
-        several = len(bounds.columns)
-        if len(self.weights) != several or not bounds.allows(self.offset):
+        if not (self._of_as_many(bounds) and bounds.allows(self.offset)):
             return False
-        return bool(np.linalg.matrix_rank(np.array(self.whitening)) == several)
+        return bool(np.linalg.matrix_rank(np.array(self.whitening)) == bounds.coefficients)
+
+    def _of_as_many(self, bounds: VectorBounds) -> bool:
+        return len(self.weights) == bounds.coefficients and len(self.variant_effects) == len(bounds.variants)
+
+    def _models(self, bounds: VectorBounds, design: Design) -> tuple[VariantModel, ...]:
+        baselines = self.variant_cumulative or ((),) * len(self.variant_effects)
+        shape = [(len(row), 1 + design.p) for row in self.variant_effects]
+        shape += [(len(row), len(self.edges)) for row in baselines]
+        if len(baselines) != len(self.variant_effects) or any(have != need for have, need in shape):
+            raise SchemaRefusal("a look's variants must have the plan's columns and intervals", given="others")
+        if any(row[0] != 0 or (np.diff(row) < 0).any() for row in baselines if row):
+            raise SchemaRefusal("hazards of a look's variants must add up from 0", given="others")
+        given = zip(bounds.variants, self.variant_effects, baselines, strict=True)
+        return tuple(
+            VariantModel(variant=one, effects=np.array(effects), cumulative=np.array(cumulative))
+            for one, effects, cumulative in given
+        )
 
     @property
     def common(self) -> tuple[Any, ...]:

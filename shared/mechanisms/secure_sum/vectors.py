@@ -15,6 +15,9 @@ whose second derivative in u is no less than 2 - 4 b² |v|² ≥ 0: it is convex
 length A. There, with D = |u - v|², it is D (1 + b² (4 A² - D) / 2), which ascends until D = 1 / b² + 2 A² = 4 A², where
 it is 4 A². So all products, which tell how much the records say of each coefficient, cost nothing beside the sum of u.
 
+Of a coefficient of the planned model in fewer covariates, a subgroup or a window of time ψ is that of the variant's own
+regression (`shared.mechanisms.secure_sum.variants`), 0 for whom it is not of.
+
 M is of the coordinator's choice: it shares one noise out among the coefficients, and each is read from the sum of u by
 its inverse. Whatever M, weights, c and place a coordinator sends, A is held by `VectorLook.rows`.
 
@@ -37,6 +40,7 @@ from shared.errors import ParameterError
 from shared.mechanisms.moments.influence import held
 from shared.mechanisms.moments.together import SitePlace
 from shared.mechanisms.secure_sum.influences import ModelAt, finite_or_nothing, seen
+from shared.mechanisms.secure_sum.variants import Variant, VariantModel, fitted_variant
 
 __all__ = [
     "MOST_COEFFICIENTS",
@@ -65,19 +69,27 @@ class VectorBounds:
         columns: of the coefficients, among the covariates. units: of each covariate, for which its coefficient is told.
         reach: A, in no unit: M has it.
         centred: whether vectors may be drawn in about a point; else about 0.
+        variants: of the planned model, each with one coefficient more.
     """
 
     columns: tuple[int, ...]
     units: tuple[float, ...]
     reach: float
     centred: bool = True
+    variants: tuple[Variant, ...] = ()
 
     def __post_init__(self) -> None:
-        listed = 0 < len(self.columns) == len(set(self.columns)) == len(self.units) <= MOST_COEFFICIENTS
+        listed = 0 < len(self.columns) == len(set(self.columns)) == len(self.units)
+        listed = listed and self.coefficients <= MOST_COEFFICIENTS
         if not (listed and self.reach > 0 and min(self.columns) >= 0 and min(self.units) > 0):
             raise ParameterError(
                 f"bounds must be of 1 to {MOST_COEFFICIENTS} coefficients, each once, and positive", given=repr(self)
             )
+
+    @property
+    def coefficients(self) -> int:
+        """How many are summed: those of the planned model, then one of each variant."""
+        return len(self.columns) + len(self.variants)
 
     @property
     def sensitivity(self) -> float:
@@ -113,6 +125,7 @@ class VectorLook(ModelAt):
         psi: (coefficients, points, cases) influences.
         weights: (coefficients,) a. whitening: (coefficients, coefficients) M, the same at all sites.
         offset: (coefficients,) c, in the unit of M's vectors.
+        models: of the variants, to which the last of the coefficients belong.
     """
 
     bounds: VectorBounds
@@ -122,6 +135,7 @@ class VectorLook(ModelAt):
     weights: Array
     whitening: Array
     offset: Array
+    models: tuple[VariantModel, ...] = ()
 
     def rows(self, x: Array, y: Array) -> Array:
         """(n, `coordinates`) what each record adds, of which no two are further apart than the bounds' sensitivity.
@@ -129,7 +143,10 @@ class VectorLook(ModelAt):
         Args:
             x: (n, p) covariates. y: (n, columns) outcomes.
         """
-        found = self.influences(x, y, self.along, self.means)
+        own = len(self.bounds.columns)
+        found = self.influences(x, y, self.along[:own], self.means[:own])
+        further = zip(self.models, self.along[own:], self.means[own:], strict=True)
+        found = np.vstack([found, *(model.influences(self, x, y, *to)[None] for model, *to in further)])
         vectors = finite_or_nothing(self.whitening @ (self.weights[:, None] * found)).T
         return rows_of(vectors - self.offset, self.bounds.reach)
 
@@ -237,14 +254,19 @@ def vector_look(place: SitePlace, start: Sequence[float], level: float, bounds: 
 
     Its weights and M are 1, and c is 0, until they are known. Args and Raises: as of `influences.seen`.
     """
-    found = seen(place, dict(zip(bounds.columns, start, strict=True)), bounds.units, level)
-    several = len(bounds.columns)
+    own, several = len(bounds.columns), bounds.coefficients
+    found = seen(place, dict(zip(bounds.columns, start[:own], strict=True)), bounds.units, level)
+    further = [
+        fitted_variant(found.model, found.points, found.cases, variant, coefficient)
+        for variant, coefficient in zip(bounds.variants, start[own:], strict=True)
+    ]
     return VectorLook(
         **vars(found.model),
         bounds=bounds,
-        along=found.along,
-        means=found.means,
-        psi=found.psi,
+        along=np.array([*found.along, *(one.along for one in further)]),
+        means=np.array([*found.means, *(one.means for one in further)]),
+        psi=np.array([*found.psi, *(one.psi for one in further)]) if further else found.psi,
+        models=tuple(one.model for one in further),
         weights=np.ones(several),
         whitening=np.eye(several),
         offset=np.zeros(several),

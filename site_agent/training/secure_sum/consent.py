@@ -7,6 +7,7 @@ and the participation in a sum is visible to all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,8 +123,18 @@ def _sentences(member: SumMember, order: LookOrder) -> tuple[str, ...]:
             "site's records would move each from where all sites are looked at, and how much they say of each. One "
             "noise is shared out among them, and a record moves all together by no more than it would move one."
         )
-        places = [f"{start:.4g} (weight {weight:.3g})" for start, weight in zip(look.start, look.weights, strict=True)]
-        seen = f"coefficients {', '.join(places)}, level {look.level:+.3g}"
+        if release.variants:
+            added += (
+                f" Among these numbers are those of the first coefficient of each of: {'; '.join(release.variants)}."
+            )
+        places = [
+            f"{name} {start:.4g} (weight {weight:.3g})"
+            for name, start, weight in zip(
+                (*release.coefficients, *release.variants), look.start, look.weights, strict=True
+            )
+        ]
+        about = f", records drawn in about a point {math.hypot(*look.offset):.2g} from 0" if look.offset else ""
+        seen = f"coefficients {', '.join(places)}, level {look.level:+.3g}{about}"
     return (
         added,
         f"The coordinator sees the sum of all and no site's part. {terms.threshold} sites must stay to the end: with "

@@ -77,6 +77,7 @@ def test_a_plan_holds_its_vectors_about_0_and_is_written_as_before_unless_it_ask
         ({"least": 9.0, "places": "apart"}, "least must not be above"),
         ({"places": "near"}, "places must be together or apart"),
         ({"held": "near"}, "held must be centred or zero"),
+        ({"held": "centred", "places": "apart"}, "centred must go with release.places"),
         ({"held": "centred", "epsilon": 0.99}, "centred must go with ε of 1 or more"),
         ({"reach": 0.0}, "reach must be positive"),
         ({"epsilon": 0.0}, "epsilon must be positive"),

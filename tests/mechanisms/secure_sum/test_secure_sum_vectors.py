@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -325,10 +326,16 @@ def test_looks_that_no_one_answer_can_be_read_from_are_refused():
         with_look(start=(0.9, *look.start[1:])).verify(plan)
     flat = tuple(tuple(1.0 for _ in row) for row in look.whitening)
     singular = {at: replace(part, look=replace(part.look, whitening=flat)) for at, part in opened.parts.items()}
-    with pytest.raises(IntegrityRefusal, match="weight and cut"):
+    with pytest.raises(IntegrityRefusal, match="within the plan's bounds"):
         replace(opened, parts=singular).verify(plan)
     with pytest.raises(IntegrityRefusal, match="pilots give"):
         read_sum(plan, with_look(along=tuple(tuple(one + 0.1 for one in row) for row in look.along)), pilots)
+    moved = tuple(one + 0.05 * plan.release.reach for one in look.offset)
+    for offset in (moved, ()):
+        elsewhere = with_look(offset=offset)
+        elsewhere.verify(plan)
+        with pytest.raises(IntegrityRefusal, match="about the point that the pilots give"):
+            read_sum(plan, elsewhere, pilots)
     with pytest.raises(IntegrityRefusal, match="the plan's terms"):
         opened.verify(cohorts_plan(KEYS, 8.0))
 
@@ -380,7 +387,7 @@ def test_price_and_checklist_and_receipt_name_every_coefficient():
 # -- through the coordinator and five sites ------------------------------------------------------------------------
 @pytest.fixture
 def stage(tmp_path):
-    several = {"units = 10.0": "units = 10.0\nfurther = {age = 5.0}"}
+    several = {"units = 10.0": 'units = 10.0\nheld = "centred"\nfurther = {age = 5.0}'}
     made = SumStage(tmp_path, **several, **{'posture = "private"': 'posture = "private"\nrow_download = true'})
     yield made
     made.close()
@@ -394,6 +401,7 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     opened = stage.whole()
     assert said[0].startswith("5 sites add up 5 numbers each, about the coefficients of sbp per 10, age per 5")
     assert "A record counts for 1.2 at most" in said[2]
+    assert re.search(r"level [+-][0-9.]+, records drawn in about a point [0-9.e-]+ from 0\.$", said[4])
     assert (np.abs(np.array(opened.total) - stage.exact(opened)) <= 6 * opened.sigma).all()
     answer = ask(store, holding(store, "hearts", 1), question)
     both = {"sbp/10": answer.result.summed, "age": answer.others["age"].summed}
