@@ -35,6 +35,8 @@ _SOME = 1 << 16
 """Numbers that are summed over risk sets at once, of several columns: half a megabyte."""
 _BESIDE = 1 << 14
 """Rows that are fitted side by side: what a step makes of them stays in a core's cache."""
+_FILLED = 1.5
+"""Rows of a stack, those that fill tables up among them, over the tables' own: at most."""
 _FEW_ROWS, _FEW_COLUMNS = 4096, 8
 """Of a table that is small: with more, the calls of numpy are no large part of the time, and BLAS is faster."""
 
@@ -122,7 +124,8 @@ def cox_of_each(tables: Sequence[CoxRows]) -> list[RegressionFit]:
         else:
             fits[k] = _alone(table)
     for places in alike.values():
-        fits |= zip(places, _stacked([tables[k] for k in places]), strict=True)
+        for some in _stacks([(len(tables[k].x), k) for k in places]):
+            fits |= zip(some, _stacked([tables[k] for k in some]), strict=True)
     return [fits[k] for k in range(len(tables))]
 
 
@@ -161,7 +164,8 @@ def side_by_side(works: Iterable[Fitting[T]]) -> list[T | Refusal]:
             ends[place] = refusal
 
     def fit_all() -> None:
-        now = [waiting.pop(0) for _ in range(len(waiting))]
+        now = list(waiting)
+        waiting.clear()
         for (place, work, _), fit in zip(now, cox_of_each([rows for *_, rows in now]), strict=True):
             go_on(place, work, fit)
 
@@ -172,6 +176,24 @@ def side_by_side(works: Iterable[Fitting[T]]) -> list[T | Refusal]:
     while waiting:
         fit_all()
     return [ends[place] for place in range(len(ends))]
+
+
+def _stacks(sized: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Places of tables that are fitted side by side, of (rows, place) each: of about one size, and not too many.
+
+    >>> _stacks([(1000, 0), (40, 1), (990, 2), (41, 3)])
+    [[1, 3], [2, 0]]
+    """
+    stacks: list[list[int]] = []
+    own = 0
+    for rows, place in sorted(sized):
+        filled = rows * (len(stacks[-1]) + 1 if stacks else 1)
+        if not stacks or filled > _BESIDE or filled > _FILLED * (own + rows):
+            stacks.append([])
+            own = 0
+        stacks[-1].append(place)
+        own += rows
+    return stacks
 
 
 def _stacked(tables: Sequence[CoxRows]) -> list[RegressionFit]:
