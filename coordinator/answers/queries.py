@@ -298,15 +298,15 @@ def ask(
     if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
         chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
-    totals, unsummed = _summed(store, held, question, pooling.level)
+    totals, unsummed, lacking = _summed(store, held, question, pooling.level)
     for label, answer in totals.items():
         pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
         found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
     if totals and chosen not in totals:
-        unsummed = f"The plan's secure sum is of {' and '.join(totals)}. {_ALONE}"
+        unsummed = lacking.get(chosen) or f"The plan's secure sum is of {' and '.join(totals)}. {_ALONE}"
     result = found.pop(chosen)
     if isinstance(result, Refusal):
-        raise _beside_a_sum(result, totals.get(chosen))
+        raise _beside_a_sum(result, totals.get(chosen), unsummed)
     known = released_again(store, held, question, chosen, perturbations, trained) if perturbations else {}
     return PooledAnswer(
         study=held.study,
@@ -337,8 +337,12 @@ def ask(
     )
 
 
-def _beside_a_sum(refusal: Refusal, total: SummedAnswer | None) -> Refusal:
-    """A refusal of the sites' own answers, with the secure sum's where there is one: it has no rows to stand beside."""
+def _beside_a_sum(refusal: Refusal, total: SummedAnswer | None, doubt: str) -> Refusal:
+    """A refusal of the sites' own answers, with the secure sum's where there is one: it has no rows to stand beside.
+
+    Args:
+        doubt: what is known to be wrong with the sum's interval.
+    """
     if total is None:
         return refusal
     ends = f"{100 * total.level:g} % interval {total.ci_lb:.4g} to {total.ci_ub:.4g}"
@@ -346,20 +350,21 @@ def _beside_a_sum(refusal: Refusal, total: SummedAnswer | None) -> Refusal:
     return EstimateRefusal(
         refusal.must,
         given=refusal.given,
-        next_step=f"The secure sum of {len(total.sites)} sites says {said}, per unit of the term.",
+        next_step=f"The secure sum of {len(total.sites)} sites says {said}, per unit of the term. {doubt}".rstrip(),
     )
 
 
 def _summed(
     store: Store, held: ReleaseSelection, question: Estimand, level: float
-) -> tuple[dict[str, SummedAnswer], str]:
-    """The secure sum's answer to each term that it is of, and what is known to be wrong with it, or why there is none.
+) -> tuple[dict[str, SummedAnswer], str, dict[str, str]]:
+    """The secure sum's answer to each term that it is of, and what is known to be wrong with it, or why there is none;
+    of terms that it is of and does not answer why.
 
     Blank under any other plan.
     """
     releases = [release for several in held.parts.values() for release in several]
     if not all(kind(release.receipt.mechanism).follow for release in releases):
-        return {}, ""
+        return {}, "", {}
     from coordinator.pooling.secure_sum.reading import read_sum
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
 
@@ -369,26 +374,25 @@ def _summed(
     assert isinstance(plan.release, SecureSumPlan)
     terms = plan.release.summed_terms(plan, question)
     if not terms:
-        return {}, f"The plan's secure sum is of another question. {_ALONE}"
+        return {}, f"The plan's secure sum is of another question. {_ALONE}", {}
     if stored is None:
-        return {}, f"The secure sum is not opened yet. {_ALONE}"
+        return {}, f"The secure sum is not opened yet. {_ALONE}", {}
     sites, there = tuple(plan.release.members), {release.bundle_sha256: release for release in releases}
     gone = ", ".join(sites[at] for at, digest in stored.document.pilots.items() if digest not in there)
     if gone:
-        return {}, f"The secure sum was taken over a release of {gone} that is not in this answer. {_ALONE}"
+        return {}, f"The secure sum was taken over a release of {gone} that is not in this answer. {_ALONE}", {}
     taken = {stone.bundle_sha256 for stone in store.withdrawals(plan.study)}
     pilots = {at: there[digest] for at, digest in stored.document.pilots.items()}
     tables = {at: (rows_of(store, [one], taken), one.receipt.n) for at, one in pilots.items()}
     try:
         answers = read_sum(plan, stored.document, tables, level=level)
     except EstimateRefusal as refusal:
-        return {}, f"The secure sum cannot be read: {refusal} {_ALONE}"
+        return {}, f"The secure sum cannot be read: {refusal} {_ALONE}", {}
     found = {label: (answers[of.place], of.per) for label, of in terms.items()}
-    lacking = " ".join(str(one) for one, _ in found.values() if isinstance(one, EstimateRefusal))
+    refused = {label: one for label, (one, _) in found.items() if isinstance(one, EstimateRefusal)}
+    lacking = {label: f"The secure sum does not answer it: {one} {_ALONE}" for label, one in refused.items()}
     answered = {label: one.per(per) for label, (one, per) in found.items() if not isinstance(one, EstimateRefusal)}
-    if not answered:
-        return {}, f"The secure sum does not answer it: {lacking} {_ALONE}"
-    return answered, plan.release.interval_doubt
+    return answered, plan.release.interval_doubt if answered else " ".join(lacking.values()), lacking
 
 
 def _pooled(

@@ -77,7 +77,9 @@ def weighed_vectors(
         more = np.maximum(np.array(of.vi) - own[:, k], 0.1 * np.array(of.vi))
         differing.append(heterogeneity(np.array(of.yi), own[:, k], more))
         weights[:, k] = differing[-1].weights * own[:, k]
-    weights /= weights.max(axis=0)
+    # The largest of those that say anything is 1; what a site that does not is given is no matter.
+    most = np.where([look.precision > 0 for look in looks], weights, 0.0).max(axis=0)
+    weights = np.minimum(weights / np.where(most > 0, most, 1.0), 1.0)
     given = [replace(look, weights=one) for look, one in zip(looks, weights, strict=True)]
     whitening = _whitening(given, np.array([one.tau2 for one in differing]), sigma)
     white = (replace(look, whitening=whitening) for look in given)

@@ -409,8 +409,9 @@ class SecureSumPlan(Aggregates):
 
     def details(self, plan: StudyPlan) -> str:
         """Coefficient, sites and noise, in half a line."""
+        more = f" and {len(self.variants)} variants of the model" if self.variants else ""
         return (
-            f"{' and '.join((*self.coefficients, *self.variants))} in one sum of {len(self.members)} sites, "
+            f"{' and '.join(self.coefficients)}{more} in one sum of {len(self.members)} sites, "
             f"{self.drop_outs} of which "
             "may drop out; "
             f"noise of {self._priced(plan).sigma:.4g} on the sum; pilot: {self._first(plan).details(plan)}"
@@ -483,14 +484,19 @@ class SecureSumPlan(Aggregates):
         """Label to the terms whose coefficients are summed; none where a question is neither planned nor a variant."""
         bounds = self.bounds(plan)
         columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
-        terms = self._first(plan).planned_terms(plan, question) or []
+        first, variants = self._first(plan), self.questions(plan)
+        if variants:
+            from shared.mechanisms.secure_sum.variants import normal_window
+
+            question = normal_window(question, first.design(plan))
+        terms = first.planned_terms(plan, question) or []
         own = tuple(self.coefficients.values())
         found = {
             label: SummedTerm(place=columns.index(at), column=at, units=units, per=units / own[columns.index(at)])
             for at, label, units in terms
             if at in columns
         }
-        for place, variant in enumerate(self.questions(plan), start=len(columns)):
+        for place, variant in enumerate(variants, start=len(columns)):
             for at, label, units in variant.terms_in(question):
                 found[label] = SummedTerm(place=place, column=at, units=units, per=units / variant.unit)
         return found

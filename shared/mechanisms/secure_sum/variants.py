@@ -32,7 +32,7 @@ from scipy import special
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 from shared.estimands.floors import MIN_EVENTS
-from shared.estimands.formulas import QuestionRows, names, parse, values
+from shared.estimands.formulas import Node, QuestionRows, names, parse, values
 from shared.estimands.questions import Estimand, parse_estimand
 from shared.mechanisms.base import must
 from shared.mechanisms.moments.copula import CUT
@@ -49,7 +49,15 @@ if TYPE_CHECKING:
 
     from shared.mechanisms.moments.together import SitePlace
 
-__all__ = ["Variant", "VariantFit", "VariantModel", "fitted_variant", "pilot_effects", "planned_variants"]
+__all__ = [
+    "Variant",
+    "VariantFit",
+    "VariantModel",
+    "fitted_variant",
+    "normal_window",
+    "pilot_effects",
+    "planned_variants",
+]
 
 Array = NDArray[np.float64]
 
@@ -99,7 +107,7 @@ class Variant:
 
     def terms_in(self, question: Estimand) -> list[tuple[int, str, float]]:
         """(covariate, label, units per coefficient) of its term in a question that is this variant; else nothing."""
-        mine, asked = self.question, _normal(question, self.design)
+        mine, asked = self.question, normal_window(question, self.design)
         terms = terms_of(self.design, question) or []
         if {at for at, _, _ in terms} != set(self.columns) or _filter(asked) != _filter(mine):
             return []
@@ -169,6 +177,7 @@ class _Law:
         standard: (m, p). events: (m, intervals) expected, or (m, 1) chances of yes.
         risk: (m, intervals) who is at risk, times the baseline's rise; None for yes or no.
         level: of a logistic predictor; 0 for survival. present: (m,) 1 in the subgroup.
+        last: interval of the window; None where there is no time.
     """
 
     standard: Array
@@ -176,6 +185,7 @@ class _Law:
     risk: Array | None
     level: float
     present: Array
+    last: int | None = None
 
     @staticmethod
     def of(at: ModelAt, x: Array, variant: Variant) -> _Law:
@@ -190,7 +200,9 @@ class _Law:
         (start, stop), edges = variant.window, at.outcome.edges
         within = ((edges[1:] + edges[:-1]) / 2 > start) & ((edges[1:] + edges[:-1]) / 2 < stop)
         events = at.outcome.intensity(eta) * present[:, None] * within
-        return _Law(standard, events, events / np.exp(np.clip(eta[:, :1], -MOST_HAZARD, MOST_HAZARD)), 0.0, present)
+        risk = events / np.exp(np.clip(eta[:, :1], -MOST_HAZARD, MOST_HAZARD))
+        last = int(np.flatnonzero(within).max(initial=-1))
+        return _Law(standard, events, risk, 0.0, present, last if last >= 0 else None)
 
     def expected(self, effects: Array) -> tuple[Array, Array, Array]:
         """(m, 1 or intervals) events that a regression expects of each point, weights of its information, hazards."""
@@ -233,7 +245,7 @@ def planned_variants(texts: Sequence[str], design: Design, summed: Sequence[str]
 
 def _variant(text: str, design: Design, summed: Sequence[str]) -> Variant:
     try:
-        question = _normal(parse_estimand(text), design)
+        question = normal_window(parse_estimand(text), design)
     except ParameterError as refusal:
         raise PlanRefusal(f"a question of release.variants: {refusal.must}", given=refusal.given) from None
     spec, kind = design.spec, "cox" if design.spec.outcome == "survival" else "logistic"
@@ -274,7 +286,8 @@ def _variant(text: str, design: Design, summed: Sequence[str]) -> Variant:
         "the first term of a question of release.variants must be release.coefficient or of release.further",
         question.terms[0],
     )
-    must(1 / _MOST_UNIT < unit < _MOST_UNIT, f"units of release.variants must be below {_MOST_UNIT:g}", unit)
+    for _, _, per in terms:
+        must(1 / _MOST_UNIT < per < _MOST_UNIT, f"units of release.variants must be below {_MOST_UNIT:g}", per)
     columns = tuple(sorted({at for at, _, _ in terms}))
     whole = len(columns) == design.p and not question.subset and question.start is None and question.stop is None
     must(not whole, "a question of release.variants must be another than the planned one", text)
@@ -304,17 +317,7 @@ def _require_window(variant: Variant) -> None:
 def _require_subgroup(variant: Variant) -> None:
     if not variant.question.subset:
         return
-    design, rng = variant.design, np.random.default_rng(1)
-    x = np.empty((_PERSONS, design.p))
-    for k, column in enumerate(design.covariates):
-        if column.kind in NUMERIC:
-            x[:, k] = rng.uniform(*column.span, _PERSONS)
-        else:
-            x[:, k] = rng.integers(len(column.levels), size=_PERSONS)
-    for factor in design.factors:
-        level = rng.integers(1 + len(factor.names), size=_PERSONS)
-        for k, name in enumerate(factor.names, start=1):
-            x[:, design.spec.covariates.index(name)] = level == k
+    x = _made_up(variant)
     try:
         inside = variant.among(x)
     except EstimateRefusal as refusal:
@@ -326,7 +329,33 @@ def _require_subgroup(variant: Variant) -> None:
     )
 
 
-def _normal(question: Estimand, design: Design) -> Estimand:
+def _made_up(variant: Variant) -> Array:
+    """(persons, p) persons of every kind that the dictionary allows: evenly spread, at its ends, about the filter."""
+    design, rng = variant.design, np.random.default_rng(1)
+    constants = _numbers(parse(variant.question.subset))
+    x = np.empty((_PERSONS, design.p))
+    for k, column in enumerate(design.covariates):
+        if column.kind not in NUMERIC:
+            x[:, k] = rng.integers(len(column.levels), size=_PERSONS)
+            continue
+        (low, high), even = column.span, rng.random(_PERSONS)
+        near = [one + way * 1e-3 * (high - low) for one in constants if low <= one <= high for way in (-1, 1)]
+        near += [one for one in constants if column.kind == "integer"]
+        kinds = [even, even**8, 1 - even**8, (rng.choice(near or [low], _PERSONS) - low) / (high - low)]
+        x[:, k] = np.clip(low + (high - low) * np.choose(rng.integers(4, size=_PERSONS), kinds), low, high)
+    for factor in design.factors:
+        level = rng.integers(1 + len(factor.names), size=_PERSONS)
+        for k, name in enumerate(factor.names, start=1):
+            x[:, design.spec.covariates.index(name)] = level == k
+    return x
+
+
+def _numbers(node: Node) -> list[float]:
+    own = [float(node.value)] if node.kind == "number" else []
+    return own + [one for part in node.parts for one in _numbers(part)]
+
+
+def normal_window(question: Estimand, design: Design) -> Estimand:
     """The question without a window's start at 0, and its end at the horizon: these say nothing."""
     start = None if question.start == 0 else question.start
     ends = design.spec.outcome == "survival" and question.stop == design.horizon
@@ -369,13 +398,17 @@ def fitted_variant(
     cumulative = np.empty(0)
     if isinstance(at.outcome, Survival):
         cumulative = np.r_[0.0, np.cumsum(rise * np.diff(at.outcome.cumulative))]
+    means = to.means * factor
+    if law.last is not None:
+        # A time at an edge is of the interval that it begins: an event at the window's end has the mean before it.
+        means[law.last + 1 :] = means[law.last]
     model = VariantModel(variant=variant, effects=effects, cumulative=cumulative)
     return VariantFit(
         model=model,
         coefficient=float(effects[1 + variant.column]) / factor,
         along=along,
-        means=to.means * factor,
-        psi=model.influences(at, x, cases, along, to.means * factor),
+        means=means,
+        psi=model.influences(at, x, cases, along, means),
         moved=moved / factor,
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal
-from shared.mechanisms.secure_sum.sent_look import SentLook
+from shared.mechanisms.secure_sum.sent_look import SentLook, is_within
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.privacy.stated import shown_delta, shown_epsilon
 from shared.wire.rounds import RoundOrder
@@ -65,6 +65,8 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
     if sha256_hex(content) != said.content_sha256:
         raise IntegrityRefusal("the order's content must be the one that was signed", given="another")
     order = LookOrder.from_bytes(content, member.terms)
+    if not is_within(order.look, member.release.bounds(plan)):
+        raise IntegrityRefusal("the order's look must be within the plan's bounds", given="another")
     document = {
         "study": plan.study,
         "plan_hash": plan.hash,

@@ -154,6 +154,18 @@ def test_whoever_is_not_of_a_variant_adds_nothing_to_it():
     assert (look.models[VARIANTS.index(OLDER)].variant.among(x) == by_age).all()
 
 
+def test_an_event_at_the_end_of_a_window_has_the_risk_set_mean_before_it():
+    look, x, y = look_at(0)
+    k = VARIANTS.index("cox(time, cvd, start = 3.3, stop = 13) ~ age/10 + sbp")
+    model, own = look.models[k], len(look.bounds.columns) + k
+    at = np.column_stack([np.full(len(y), 13.0), np.ones(len(y))])
+    before = np.column_stack([np.full(len(y), 13 - 1e-9), np.ones(len(y))])
+    found = [model.influences(look, x, one, look.along[own], look.means[own]) for one in (at, before)]
+    assert np.allclose(*found, rtol=1e-6, atol=1e-6)
+    after = np.column_stack([np.full(len(y), 13 + 1e-9), np.ones(len(y))])
+    assert (model.influences(look, x, after, look.along[own], look.means[own]) != found[0]).all()
+
+
 def test_a_site_with_nobody_in_a_subgroup_is_not_among_the_sites_of_its_answer():
     plan, pilots, opened = world()
     found = read_sum(plan, opened, pilots)
@@ -336,7 +348,7 @@ def test_a_plan_with_variants_is_read_back_and_costs_what_it_costs_without():
         event.sigma for event in without.release.event(without).events
     ]
     assert plan.release.terms(plan).coordinates == 3 + 3 * 4 // 2
-    assert VARIANTS[0] in plan.release.details(plan)
+    assert plan.release.details(plan).startswith("sbp and 2 variants of the model in one sum of 6 sites")
 
 
 @pytest.mark.parametrize(
@@ -369,6 +381,27 @@ def test_a_plan_with_variants_is_read_back_and_costs_what_it_costs_without():
 def test_variants_that_no_sum_can_have_are_refused(variants, rule):
     with pytest.raises(PlanRefusal, match=rule):
         cohorts_plan(KEYS, 1.0, variants=variants)
+
+
+def test_filters_far_in_a_corner_of_wide_bounds_are_subgroups():
+    given = cohorts_plan(KEYS, 1.0, variants=list(VARIANTS[:1])).to_canonical()
+    columns = [{**one, "upper": 35_000.0} if one["name"] == "chol" else one for one in given["dictionary"]["columns"]]
+    for subset in ("chol < 61 & hdl < 12", "!(chol > 34900 & hdl > 199 & age > 99)", "age >= 99 & chol <= 62"):
+        variants = [f"cox(time, cvd, subset = {subset}) ~ sbp"]
+        made = given | {
+            "dictionary": given["dictionary"] | {"columns": columns},
+            "release": given["release"] | {"variants": variants},
+        }
+        assert StudyPlan.from_canonical(made).release.variants == tuple(variants)
+
+
+def test_the_planned_question_is_the_same_with_a_window_that_says_nothing():
+    plan = cohorts_plan(KEYS, 1.0, variants=list(VARIANTS[:1]))
+    terms = plan.release.summed_terms(plan, parse_estimand(PLANNED))
+    assert terms
+    for window in ("start = 0", "stop = 36", "start = 0, stop = 36"):
+        question = PLANNED.replace("cvd)", f"cvd, {window})")
+        assert plan.release.summed_terms(plan, parse_estimand(question)) == terms
 
 
 def test_variants_of_a_plan_that_reads_its_pilots_apart_are_refused():
