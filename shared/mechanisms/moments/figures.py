@@ -18,7 +18,7 @@ from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "planned_terms", "terms_of"]
+__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "plain", "planned_terms", "terms_of"]
 
 BLOCKS = ("histogram", "moment", "product", "score")
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -100,20 +100,18 @@ def planned_terms(design: Design, question: Estimand) -> list[tuple[int, str, fl
     if question.kind != _MODELS[spec.outcome]:
         return None
     outcome = (question.duration, question.event) if spec.outcome == "survival" else (question.outcome,)
-    plain = Estimand(
-        kind=question.kind,
-        terms=question.terms,
-        outcome=question.outcome,
-        duration=question.duration,
-        event=question.event,
-        per=question.per,
-    )
-    if question != plain or outcome != spec.responses:
+    if question != plain(question) or outcome != spec.responses:
         return None
     found = terms_of(design, question)
     if found is None or {at for at, _, _ in found} != set(range(design.p)):
         return None
     return found
+
+
+def plain(question: Estimand, *options: str) -> Estimand:
+    """The question without any option but these."""
+    parts = ("kind", "terms", "outcome", "duration", "event", "per", *options)
+    return Estimand(**{name: getattr(question, name) for name in parts})
 
 
 def terms_of(design: Design, question: Estimand) -> list[tuple[int, str, float]] | None:

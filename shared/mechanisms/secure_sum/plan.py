@@ -225,7 +225,7 @@ class SecureSumPlan(Aggregates):
             return ()
         from shared.mechanisms.secure_sum.variants import planned_variants
 
-        return planned_variants(self.variants, self._first(plan).design(plan), tuple(self.coefficients))
+        return planned_variants(tuple(self.variants), self._first(plan).design(plan), tuple(self.coefficients))
 
     def bounds(self, plan: StudyPlan) -> Bounds | VectorBounds:
         """On what one record adds to the sum."""
@@ -318,7 +318,7 @@ class SecureSumPlan(Aggregates):
         from shared.mechanisms.secure_sum.variants import planned_variants
 
         try:
-            planned_variants([str(question)], self._first(plan).design(plan), tuple(self.coefficients))
+            planned_variants((str(question),), self._first(plan).design(plan), tuple(self.coefficients))
         except PlanRefusal:
             return False
         return self.places == "together"

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +38,7 @@ from shared.estimands.questions import Estimand, parse_estimand
 from shared.mechanisms.base import must
 from shared.mechanisms.moments.copula import CUT
 from shared.mechanisms.moments.factors import factor_of, folded
-from shared.mechanisms.moments.figures import terms_of
+from shared.mechanisms.moments.figures import plain, terms_of
 from shared.mechanisms.moments.influence import direction_of
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import MOST_HAZARD, Binary, Survival
@@ -70,8 +71,9 @@ _LEAST_SPREAD = 1e-2
 _UNKNOWN = 1e4
 """Variance, per scale, of a coefficient of which a site says nothing."""
 _MOST_UNIT = 1e9
+"""Units of a coefficient beyond which its variances are no numbers."""
 _PERSONS = 4096
-"""Made-up persons, evenly spread between the public bounds, of whom a subgroup must have some and not all."""
+"""Made-up persons within the public bounds, of whom a subgroup must have some and not all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +230,9 @@ class _Law:
         return np.asarray(square - (means / np.maximum(total, 1e-300)[:, None]).T @ means)
 
 
-def planned_variants(texts: Sequence[str], design: Design, summed: Sequence[str]) -> tuple[Variant, ...]:
-    """The variants that a plan names.
+@lru_cache(maxsize=16)
+def planned_variants(texts: tuple[str, ...], design: Design, summed: tuple[str, ...]) -> tuple[Variant, ...]:
+    """The variants that a plan names; kept, because every look asks for them.
 
     Args:
         texts: questions. design: of the pilot. summed: covariates whose coefficients the sum has under the whole model.
@@ -249,20 +252,11 @@ def _variant(text: str, design: Design, summed: Sequence[str]) -> Variant:
     except ParameterError as refusal:
         raise PlanRefusal(f"a question of release.variants: {refusal.must}", given=refusal.given) from None
     spec, kind = design.spec, "cox" if design.spec.outcome == "survival" else "logistic"
-    plain = Estimand(
-        kind=question.kind,
-        terms=question.terms,
-        outcome=question.outcome,
-        duration=question.duration,
-        event=question.event,
-        per=question.per,
-        subset=question.subset,
-        start=question.start,
-        stop=question.stop,
-    )
     responses = (question.duration, question.event) if kind == "cox" else (question.outcome,)
     must(
-        question == plain and question.kind == kind and responses == tuple(spec.responses),
+        question == plain(question, "subset", "start", "stop")
+        and question.kind == kind
+        and responses == tuple(spec.responses),
         f"a question of release.variants must be {kind}({', '.join(spec.responses)}) with no option but subset, start "
         "and stop",
         text,
@@ -379,9 +373,8 @@ def fitted_variant(
     """
     law, factor = _Law.of(at, x, variant), float(at.scale[variant.column]) / variant.unit
     effects = np.zeros(1 + at.scale.size)
-    nothing = _nothing(at, variant, effects, coefficient or 0.0, (len(x), cases.shape[1]))
     if law.fewest * at.n / len(x) < MIN_EVENTS:
-        return nothing
+        return _nothing(at, variant, coefficient or 0.0, (len(x), cases.shape[1]))
     if coefficient is not None:
         effects[1 + variant.column] = coefficient * factor
     effects = _solved(law, effects, [one for one in variant.columns if coefficient is None or one != variant.column])
@@ -389,7 +382,7 @@ def fitted_variant(
     own = list(variant.columns)
     to = direction_of(weight, law.standard[:, own], own.index(variant.column))
     if to.spread < _LEAST_SPREAD:
-        return nothing
+        return _nothing(at, variant, coefficient or 0.0, (len(x), cases.shape[1]))
     along = np.zeros(at.scale.size)
     along[own] = to.along * factor
     spread = law.spread(weight)
@@ -437,15 +430,12 @@ def pilot_effects(place: SitePlace, variants: Sequence[Variant]) -> list[tuple[f
     return out
 
 
-def _nothing(at: ModelAt, variant: Variant, effects: Array, coefficient: float, shape: tuple[int, int]) -> VariantFit:
+def _nothing(at: ModelAt, variant: Variant, coefficient: float, shape: tuple[int, int]) -> VariantFit:
     """Of a site where nobody is in the subgroup: all its influences are 0."""
-    survival = isinstance(at.outcome, Survival)
-    intervals = len(at.outcome.edges) - 1 if isinstance(at.outcome, Survival) else 1
-    model = VariantModel(
-        variant=variant, effects=effects, cumulative=np.zeros(intervals + 1) if survival else np.empty(0)
-    )
+    edges = len(at.outcome.edges) if isinstance(at.outcome, Survival) else 0
+    intervals = max(edges - 1, 1)
     return VariantFit(
-        model=model,
+        model=VariantModel(variant=variant, effects=np.zeros(1 + at.scale.size), cumulative=np.zeros(edges)),
         coefficient=coefficient,
         along=np.zeros(at.scale.size),
         means=np.zeros(intervals),

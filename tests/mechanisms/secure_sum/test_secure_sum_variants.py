@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from stage.mechanisms.ring import Ring
+from stage.mechanisms.opened_sum import opened_over
 from stage.mechanisms.summed import BINARY, SumStage, planned
-from stage.mechanisms.sums import Parts, cohorts, cohorts_plan
+from stage.mechanisms.sums import cohorts, cohorts_plan
 
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
@@ -76,15 +76,7 @@ KEYS = {name: SigningKey.generate() for name in TABLES}
 def world():
     """A sum of two coefficients of the planned model and one of each variant: plan, pilots, what was opened."""
     plan = cohorts_plan(KEYS, 100.0, further={"age": 10.0}, variants=[*VARIANTS, NOBODY])
-    noise = seeded_rng(4)
-    pilots = {
-        place: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
-        for place, table in enumerate(TABLES.values())
-    }
-    parts = Parts.of(plan, list(TABLES.values()), pilots, noise)
-    ring = Ring(plan.release.terms(plan), keys=list(KEYS.values()), lost={})
-    ring.values = dict(enumerate(parts.values))
-    opened = parts.opened(plan, ring.until("opening").coordinator, {place: f"{place:064x}" for place in pilots})
+    pilots, _, opened = opened_over(plan, list(TABLES.values()), list(KEYS.values()), seeded_rng(4))
     return plan, pilots, opened
 
 
@@ -228,15 +220,8 @@ def test_logistic_variants_are_the_records_own_too():
         cvd = (rng.random(2000) < 1 / (1 + np.exp(-risk))).astype(int)
         person = [f"{name}-{k}" for k in range(2000)]
         tables.append(pd.DataFrame({"person": person, "age": age, "sbp": sbp, "ward": ward, "cvd": cvd}))
-    noise = seeded_rng(4)
-    pilots = {
-        place: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
-        for place, table in enumerate(tables)
-    }
-    parts = Parts.of(plan, tables, pilots, noise)
-    ring = Ring(plan.release.terms(plan), keys=[keys[name] for name in plan.release.members], lost={})
-    ring.values = dict(enumerate(parts.values))
-    opened = parts.opened(plan, ring.until("opening").coordinator, {place: f"{place:064x}" for place in pilots})
+    signing = [keys[name] for name in plan.release.members]
+    pilots, _, opened = opened_over(plan, tables, signing, seeded_rng(4))
     for question, answer in zip(asked, read_sum(plan, opened, pilots)[1:], strict=True):
         rows = [
             estimate(table, parse_estimand(question), study="hearts", site=name, wave=1)[0]

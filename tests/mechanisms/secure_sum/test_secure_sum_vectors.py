@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stage.mechanisms.opened_sum import opened_over
 from stage.mechanisms.ring import Ring
 from stage.mechanisms.summed import SumStage
 from stage.mechanisms.sums import Parts, cohorts, cohorts_plan, hearts
@@ -51,15 +52,7 @@ NUMBERS = st.floats(-1e9, 1e9)
 def world(at):
     """A sum of four coefficients at this ε: plan, pilots, what was opened, and the parts that each site added."""
     plan = cohorts_plan(KEYS, at, further=FURTHER, held="centred")
-    noise = seeded_rng(4)
-    pilots = {
-        place: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
-        for place, table in enumerate(TABLES.values())
-    }
-    parts = Parts.of(plan, list(TABLES.values()), pilots, noise)
-    ring = Ring(plan.release.terms(plan), keys=list(KEYS.values()), lost={})
-    ring.values = dict(enumerate(parts.values))
-    opened = parts.opened(plan, ring.until("opening").coordinator, {place: f"{place:064x}" for place in pilots})
+    pilots, _, opened = opened_over(plan, list(TABLES.values()), list(KEYS.values()), seeded_rng(4))
     return plan, pilots, opened
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from stage.mechanisms.ring import Ring
+from stage.mechanisms.sums import Parts
+
 from shared.mechanisms.secure_sum.influences import level_of
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.opened import OpenedSum, SumPart
@@ -25,6 +28,19 @@ def part_of(sigma, events=120.0, charges=100.0, **changed):
         "base": 0.0,
     }
     return SumPart(look=SentLook(**(given | changed)), events=events, charges=charges)
+
+
+def opened_over(plan, tables, keys, noise):
+    """Pilots of these records, in the plan's order, the parts that each site added, and what was opened."""
+    pilots = {
+        at: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
+        for at, table in enumerate(tables)
+    }
+    parts = Parts.of(plan, tables, pilots, noise)
+    ring = Ring(plan.release.terms(plan), keys=keys, lost={})
+    ring.values = dict(enumerate(parts.values))
+    opened = parts.opened(plan, ring.until("opening").coordinator, {at: f"{at:064x}" for at in pilots})
+    return pilots, parts, opened
 
 
 def opened_by(ring, sigma):
