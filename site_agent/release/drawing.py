@@ -7,7 +7,7 @@ of all of them; a network (`site_agent.release.networks`) is fitted on some pers
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -41,6 +41,9 @@ NOTES = (
 )
 HELD_BACK = 0.2
 """Share of the records that the shadow flow of the membership attack never sees."""
+REHEARSED = 250_000
+"""Rows by which a larger table is rehearsed first. Where most such parts have none that stays as it is, there are so few in
+all that about one release in a hundred, at most, has one among the `equal_rows.ROWS` rows that are looked at."""
 
 
 def drawing_of(plan: StudyPlan, trained: Bijection | None = None, base: EmbeddingBase | None = None) -> Drawing:
@@ -101,7 +104,9 @@ class RowRelease(Drawing):
         if self.plan.flow and (self._base is None or self.plan.posture != "local"):
             self._fitted = fitting.fit(self.plan, self._encoder, self._x, None, rng, progress, trained=self._trained)
         elif self._base is None:
-            names = None if self._persons is None else [self._persons[i] for i in self._present]
+            names = self._persons
+            if names is not None and len(self._present) < len(names):
+                names = [names[i] for i in self._present]
             self._fitted = _fit(self.plan, self._encoder, self._x, names, rng, progress)
         else:
             self._fitted = fitting.sealed(self.plan, self._encoder, self._base.flow, n=len(self._x))
@@ -118,7 +123,7 @@ class RowRelease(Drawing):
         table = chosen.after(self._encoder.decode(self._noisy)).iloc[order].reset_index(drop=True)
         self.n = len(table)
         source = [*chosen.rows, *([-1] * len(chosen.stayed))]
-        whose = [] if self._persons is None else [*(self._persons[i] for i in chosen.rows), *chosen.stayed]
+        whose = [] if self._persons is None else [*chosen.of(self._persons), *chosen.stayed]
         self.rows = sealed_state.ReleasedRows(
             snapshot=self._snapshot,
             source=tuple(source[k] for k in order),
@@ -179,32 +184,43 @@ class RowRelease(Drawing):
             table,
             real=self._real,
             limits=limits,
-            clipped=lambda: self._fitted.mechanism.clipped_count(self._x),
+            clipped=lambda: self._fitted.mechanism.clipped_count(self._latents),
             chance=self._chance,
             beyond=self._fitted.mechanism.beyond,
             source=self.rows.source,
         )
 
     def rehearse(self) -> None:
+        from shared.base.randomness import secure_rng
         from site_agent.release.checks import REHEARSALS, require_rehearsed
-        from site_agent.release.equal_rows import own_rows
 
         mechanism = self._fitted.mechanism
         # What shrinks or varies by records cannot be tried on others.
         if not self.plan.records_decide or mechanism.w == 0 or mechanism.shrink != 1 or mechanism.vary:
             return
-        own, every = [], np.arange(len(self._x))
+        own, every = list[int](), np.arange(len(self._x))
+        rng = secure_rng().generator
         for _ in range(REHEARSALS):
-            z, carried = self._latents_of_nobody(every), list(mechanism.carried)
-            norms = np.linalg.norm(np.delete(z, carried, axis=1), axis=1, keepdims=True)
-            near = np.sqrt(mechanism.w) * z * np.minimum(1.0, mechanism.radius / np.maximum(norms, 1e-300))
-            noised = near + np.sqrt(1 - mechanism.w) * self._latents_of_nobody(every)
-            noised[:, carried] = z[:, carried]
-            rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
-            own.append(own_rows(rows, theirs, self.plan.dictionary))
+            some = rng.choice(every, REHEARSED, replace=False) if len(every) > REHEARSED else every
+            found = self._rehearsed(some)
+            # A row that is alone among some may not be among all.
+            own.append(self._rehearsed(every) if found and some is not every else found)
             if own.count(0) > REHEARSALS // 2:  # the median of them all is known
                 break
         require_rehearsed(own, self._chance)
+
+    def _rehearsed(self, places: Any) -> int:
+        """Rows that latent noise leaves as they are and that are alone in their table, in one of persons drawn anew."""
+        from site_agent.release.equal_rows import own_rows
+
+        mechanism = self._fitted.mechanism
+        z, carried = self._latents_of_nobody(places), list(mechanism.carried)
+        norms = np.linalg.norm(np.delete(z, carried, axis=1), axis=1, keepdims=True)
+        near = np.sqrt(mechanism.w) * z * np.minimum(1.0, mechanism.radius / np.maximum(norms, 1e-300))
+        noised = near + np.sqrt(1 - mechanism.w) * self._latents_of_nobody(places)
+        noised[:, carried] = z[:, carried]
+        rows, theirs = (self._encoder.decode(mechanism.flow.forward(one)) for one in (z, noised))
+        return own_rows(rows, theirs, self.plan.dictionary)
 
     def _latents_of_nobody(self, places: Any) -> Any:
         """Latents in the places of these records that are of no record but for carried columns."""
@@ -241,10 +257,16 @@ class RowRelease(Drawing):
             self._by_chance[tables] = made
         return made
 
+    @cached_property
+    def _latents(self) -> Any:
+        """Latents of the records that were drawn: the checks and the attacks read them."""
+        return self._fitted.mechanism.latents(self._x)
+
     def attack(self, limits: Limits, rng: Noise, progress: Progress) -> dict[str, Any]:
         return _attack(
             decide=self.plan.records_decide,
             x=self._x,
+            latents=self._latents,
             noisy=self._noisy,
             fitted=self._fitted,
             encoder=self._encoder,
@@ -382,6 +404,7 @@ def _attack(
     *,
     decide: bool,
     x: Any,
+    latents: Any,
     noisy: Any,
     fitted: FittedMechanism,
     encoder: Encoder,
@@ -404,7 +427,6 @@ def _attack(
         own_row_linkage=limits.own_row_linkage,
         extreme_linkage=limits.extreme_linkage,
     )
-    latents = fitted.mechanism.latents(x)
 
     def tried_on(most: int) -> AuditReport:
         order = rng.generator.permutation(len(x))[:most]

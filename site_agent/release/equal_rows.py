@@ -227,8 +227,11 @@ def hits_by_independence(ours: Codes, once: Codes) -> float:
 def own_rows(rows: pd.DataFrame, theirs: pd.DataFrame, dictionary: Dictionary) -> int:
     """Number of rows of a table that stand unchanged in the same place of another, and are unique in their own."""
     keys = keys_of(rows, dictionary)
+    unchanged = keys[keys == keys_of(theirs, dictionary)]
+    if not unchanged.size:  # of most tables: to sort them all takes longer than to compare them
+        return 0
     unique, times = np.unique(keys, return_counts=True)
-    return int(((keys == keys_of(theirs, dictionary)) & np.isin(keys, unique[times == 1])).sum())
+    return int(np.isin(unchanged, unique[times == 1]).sum())
 
 
 def in_released_form(real: pd.DataFrame, dictionary: Dictionary) -> pd.DataFrame:

@@ -317,9 +317,9 @@ class LatentNoise:
         noise = np.multiply(rng.lattice_gaussian_steps(1.0, z.shape, grid), grid, dtype=np.float64)
         return varied(z, noise, w=self.w, radius=self.radius, vary=self.vary)
 
-    def clipped_count(self, x: Array) -> int:
-        """Number of records whose latent is outside the ball, or is NaN: not released, as it depends on the records."""
-        return int(np.count_nonzero(~(_norms(self.latents(x)) <= self.radius)))
+    def clipped_count(self, latents: Array) -> int:
+        """Number of `latents` that are outside the ball, or NaN: not released, as it depends on the records."""
+        return int(np.count_nonzero(~(_norms(latents) <= self.radius)))
 
     @property
     def _noised(self) -> Sequence[int]:

@@ -668,7 +668,10 @@ def large(dictionary, monkeypatch):
         mechanism = LatentNoise(flow=flow, w=w, radius=default_radius(encoder.d))
         fitted = FittedMechanism(mechanism=mechanism, released=np.arange(600))
         kept = {"encoder": encoder, "limits": limits, "rng": rng, "progress": lambda share: None}
-        return drawing._attack(decide=decide, x=x, noisy=mechanism.release(x, rng), fitted=fitted, **kept)
+        latents = mechanism.latents(x)
+        return drawing._attack(
+            decide=decide, x=x, latents=latents, noisy=mechanism.release(x, rng), fitted=fitted, **kept
+        )
 
     return attacked
 

@@ -15,9 +15,9 @@ from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.dictionary import Column, Dictionary
 from shared.plans.plan import Budget
 from site_agent.config import TableSource
-from site_agent.release import equal_rows
-from site_agent.release.checks import CHANCE, require_rehearsed
-from site_agent.release.equal_rows import ChanceHits, held_against, hits_on
+from site_agent.release import drawing, equal_rows
+from site_agent.release.checks import CHANCE, REHEARSALS, require_rehearsed
+from site_agent.release.equal_rows import ChanceHits, held_against, hits_on, own_rows
 from site_agent.release.pipeline.making import make_release
 
 LIKE = Dictionary(
@@ -180,6 +180,37 @@ def test_a_table_whose_release_would_be_refused_is_refused_before_the_draw(tmp_p
     assert "drawing" not in [entry.kind for entry in at.ledger.entries()], "no noise was drawn for anybody"
     assert "the reservation is kept" in refused.value.next_step
     assert [hold.state for hold in at.ledger.holds()] == ["anchored"]
+
+
+@pytest.mark.parametrize("w", [0.5, 0.9999999])
+def test_a_large_table_is_rehearsed_by_a_part_and_whole_only_where_a_row_of_that_stays(tmp_path, monkeypatch, w):
+    monkeypatch.setattr(drawing, "REHEARSED", 100)
+    sizes, whole = [], drawing.RowRelease._rehearsed
+
+    def noted(self, places):
+        assert len(set(places)) == len(places)
+        sizes.append(len(places))
+        return whole(self, places)
+
+    monkeypatch.setattr(drawing.RowRelease, "_rehearsed", noted)
+    plan = study("local", release=LatentNoisePlan(w=w), budget=Budget(epsilon=1e12))
+    _, make = release(tmp_path, plan, cohort(300))
+    if w == 0.5:
+        make()
+        assert sizes == [100] * len(sizes) and len(sizes) > REHEARSALS // 2
+    else:
+        with pytest.raises(ChecksRefusal, match="exactly one person") as refused:
+            make()
+        assert sizes == [100, 300] * REHEARSALS
+        expected = int(re.search(r"about (\d+) such rows", refused.value.given)[1])
+        assert 150 <= expected <= 300, "those of all rows, not of the part"
+
+
+def test_rows_that_stay_as_they_are_count_where_they_are_alone():
+    rows = LIKE.check(pd.DataFrame({"c0": [1, 1, 2, 3, 4], "c1": [5, 5, 5, 5, 5], "c2": [0, 0, 0, 0, 0]}))
+    assert own_rows(rows, rows, LIKE) == 3, "the first two are alike"
+    assert own_rows(rows, rows.assign(c0=[1, 1, 2, 4, 4]), LIKE) == 2
+    assert own_rows(rows, rows.assign(c1=6), LIKE) == 0
 
 
 def test_where_a_price_is_stated_nothing_is_rehearsed(tmp_path):
