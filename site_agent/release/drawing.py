@@ -42,8 +42,11 @@ NOTES = (
 HELD_BACK = 0.2
 """Share of the records that the shadow flow of the membership attack never sees."""
 REHEARSED = 250_000
-"""Rows by which a larger table is rehearsed first. Where most such parts have none that stays as it is, there are so few in
-all that about one release in a hundred, at most, has one among the `equal_rows.ROWS` rows that are looked at."""
+"""Rows by which a larger table is rehearsed first.
+
+Where most such parts have none that stays as it is, there are so few in all that about one release in a hundred, at
+most, has one among the `equal_rows.ROWS` rows that are looked at.
+"""
 
 
 def drawing_of(plan: StudyPlan, trained: Bijection | None = None, base: EmbeddingBase | None = None) -> Drawing:
