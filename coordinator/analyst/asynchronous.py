@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from coordinator.analyst.questions import KindMethods, with_kinds
 from coordinator.analyst.remote import Connection, Pass, Study, connect
-from shared.estimands.kinds import KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,15 +78,16 @@ class AsyncConnection:
 
 
 def _asking(kind: str) -> Callable[..., Awaitable[Result]]:
+    @functools.wraps(getattr(Study, kind))
     async def ask(study: AsyncStudy, *said: str, **how: Any) -> Result:
         found: Result = await study._call(getattr(study.study, kind), *said, **how)
         return found
 
-    ask.__name__, ask.__doc__ = kind, getattr(Study, kind).__doc__
     return ask
 
 
-class AsyncStudy:
+@with_kinds(_asking)
+class AsyncStudy(KindMethods[Awaitable["Result"]]):
     """One study; each method is `Study`'s of the same name, awaited.
 
     Args:
@@ -151,8 +152,3 @@ class AsyncStudy:
     async def log(self) -> Log:
         """The record of the study's questions."""
         return await self._call(self.study.log)
-
-
-for _kind in KINDS:
-    if hasattr(Study, _kind) and not hasattr(AsyncStudy, _kind):
-        setattr(AsyncStudy, _kind, _asking(_kind))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shared.errors import ParameterError
 from shared.estimands.kinds import KINDS, OPTIONS
@@ -12,9 +13,12 @@ from shared.estimands.kinds import KINDS, OPTIONS
 if TYPE_CHECKING:
     from coordinator.analyst.result import Result
     from coordinator.analyst.table_one import TableOne
-    from shared.estimands.kinds import Kind
+    from shared.estimands.kinds import Kind, QuestionKind
 
-__all__ = ["LINKS", "Questions"]
+__all__ = ["LINKS", "KindMethods", "Questions", "with_kinds"]
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 LINKS: Mapping[str, Mapping[str, Kind]] = {
     "binomial": {"logit": "logistic", "probit": "probit", "cloglog": "cloglog", "log": "log_binomial"},
@@ -41,10 +45,78 @@ def _asking(kind: Kind) -> Callable[..., Result]:
         return study.query(kind, f"~ {' + '.join(named)}" if known.shape == "columns" else named[0], **how)
 
     ask.__name__, ask.__doc__ = kind, known.asks
+    ask.__signature__ = Signature([*_parameters(known)], return_annotation="Result")  # type: ignore[attr-defined]
     return ask
 
 
-class Questions:
+def _parameters(known: QuestionKind) -> Iterator[Parameter]:
+    """What `help` shows of a kind's method: its formula or columns, the options of the kind, the settings of all."""
+    yield Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    several = known.shape == "columns"
+    first = Parameter.VAR_POSITIONAL if several else Parameter.POSITIONAL_OR_KEYWORD
+    yield Parameter(known.argument[0], first, annotation="str")
+    for option in known.options:
+        default = Parameter.empty if option in known.must else OPTIONS[option].default
+        yield Parameter(option, Parameter.KEYWORD_ONLY, default=default)
+    yield Parameter("term", Parameter.KEYWORD_ONLY, default="", annotation="str")
+    yield Parameter("how", Parameter.VAR_KEYWORD, annotation="Any")
+
+
+def with_kinds(asking: Callable[[Kind], Callable[..., Any]]) -> Callable[[type[T]], type[T]]:
+    """Give a class a method for each kind of question for which it has written none: what `asking` makes."""
+
+    def add(made: type[T]) -> type[T]:
+        for kind, known in KINDS.items():
+            if known.asks and not hasattr(made, kind):
+                setattr(made, kind, asking(kind))
+        return made
+
+    return add
+
+
+class KindMethods(Generic[A]):
+    """What editors and type checkers know of the methods that `with_kinds` gives a class; each returns an `A`.
+
+    A kind of question that is not listed here has its method all the same.
+    """
+
+    cox: Callable[..., A]
+    ols: Callable[..., A]
+    logistic: Callable[..., A]
+    poisson: Callable[..., A]
+    risk_ratio: Callable[..., A]
+    log_binomial: Callable[..., A]
+    quasipoisson: Callable[..., A]
+    negbin: Callable[..., A]
+    probit: Callable[..., A]
+    cloglog: Callable[..., A]
+    gamma: Callable[..., A]
+    ordinal: Callable[..., A]
+    multinomial: Callable[..., A]
+    quantile: Callable[..., A]
+    standardised: Callable[..., A]
+    gee: Callable[..., A]
+    mixed: Callable[..., A]
+    km: Callable[..., A]
+    cumhaz: Callable[..., A]
+    cuminc: Callable[..., A]
+    rmst: Callable[..., A]
+    rmst_regression: Callable[..., A]
+    schoenfeld: Callable[..., A]
+    finegray: Callable[..., A]
+    aft: Callable[..., A]
+    flexible: Callable[..., A]
+    logrank: Callable[..., A]
+    two_by_two: Callable[..., A]
+    mean: Callable[..., A]
+    proportion: Callable[..., A]
+    difference: Callable[..., A]
+    ratio: Callable[..., A]
+    correlation: Callable[..., A]
+
+
+@with_kinds(_asking)
+class Questions(KindMethods["Result"]):
     """One method for each kind of question; a subclass implements `query`, which sends it."""
 
     @abstractmethod
@@ -95,37 +167,3 @@ class Questions:
         from coordinator.analyst.table_one import TableOne
 
         return TableOne(self.query(kind, f"~ {' + '.join(columns)}", **how).document)
-
-    cox = _asking("cox")
-    ols = _asking("ols")
-    logistic = _asking("logistic")
-    poisson = _asking("poisson")
-    risk_ratio = _asking("risk_ratio")
-    log_binomial = _asking("log_binomial")
-    quasipoisson = _asking("quasipoisson")
-    negbin = _asking("negbin")
-    probit = _asking("probit")
-    cloglog = _asking("cloglog")
-    gamma = _asking("gamma")
-    ordinal = _asking("ordinal")
-    multinomial = _asking("multinomial")
-    quantile = _asking("quantile")
-    standardised = _asking("standardised")
-    gee = _asking("gee")
-    mixed = _asking("mixed")
-    km = _asking("km")
-    cumhaz = _asking("cumhaz")
-    cuminc = _asking("cuminc")
-    rmst = _asking("rmst")
-    rmst_regression = _asking("rmst_regression")
-    schoenfeld = _asking("schoenfeld")
-    finegray = _asking("finegray")
-    aft = _asking("aft")
-    flexible = _asking("flexible")
-    logrank = _asking("logrank")
-    two_by_two = _asking("two_by_two")
-    mean = _asking("mean")
-    proportion = _asking("proportion")
-    difference = _asking("difference")
-    ratio = _asking("ratio")
-    correlation = _asking("correlation")

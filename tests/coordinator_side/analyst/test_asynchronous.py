@@ -12,9 +12,10 @@ import pytest
 from stage.browser.web_stage import stage  # noqa: F401
 
 from coordinator.analyst.asynchronous import AsyncStudy, connect_async
-from coordinator.analyst.questions import Questions
-from coordinator.analyst.remote import Pass, connect
+from coordinator.analyst.questions import KindMethods, Questions
+from coordinator.analyst.remote import Pass, Study, connect
 from shared.errors import ParameterError
+from shared.estimands.kinds import KINDS
 from shared.wire.transport import SERVER_NAME
 
 FORMULA = "Surv(time, cvd) ~ sbp/10 + age/10"
@@ -84,4 +85,17 @@ def test_calls_are_under_way_at_once_and_not_more_than_are_allowed(given):
 
 def test_every_question_can_be_awaited():
     asks = {name for name, value in vars(Questions).items() if callable(value) and not name.startswith("_")}
+    assert {kind for kind, known in KINDS.items() if known.asks} <= asks
     assert asks <= {name for name in vars(AsyncStudy) if inspect.iscoroutinefunction(getattr(AsyncStudy, name))}
+
+
+def test_what_an_editor_lists_is_there():
+    listed = {*KindMethods.__annotations__}
+    assert listed <= {*vars(Questions)}
+    assert listed <= {*vars(AsyncStudy)}
+
+
+def test_help_of_a_question_shows_its_formula_and_its_options():
+    asked = [str(inspect.signature(method)) for method in (Study.km, AsyncStudy.km, Study.correlation)]
+    km = "(self, formula: 'str', *, at, term: 'str' = '', **how: 'Any') -> 'Result'"
+    assert asked == [km, km, "(self, *columns: 'str', structure='pearson', term: 'str' = '', **how: 'Any') -> 'Result'"]
