@@ -450,27 +450,27 @@ def confirmed(question: str) -> bool:
     return sys.stdin.isatty() and bool(typer.confirm(question, default=False, err=True))
 
 
-def working_site(at: Desk, witness: Any) -> WorkingSite:
+def working_site(desk: Desk, witness: Any) -> WorkingSite:
     """The site as the pipeline sees it."""
     from site_agent.decide.airlock import standing_approval
     from site_agent.release.site import WorkingSite
 
-    if at.config.courier:
+    if desk.config.courier:
         from site_agent.egress.courier import CarriedWitness
 
-        witness = CarriedWitness(witness, at.ledger)
+        witness = CarriedWitness(witness, desk.ledger)
     return WorkingSite(
-        name=at.config.site,
+        name=desk.config.site,
         agent_version=agent_version(),
-        ledger=at.ledger,
-        outbox=at.outbox,
+        ledger=desk.ledger,
+        outbox=desk.outbox,
         witness=witness,
-        snapshot_key=at.newest_snapshot_key,
-        begun_under=at.begun_under,
-        floors=at.config.floors,
-        paused=at.stopped(),
-        budget=at.config.budget,
-        memory_mb=at.config.memory_mb,
-        coordinator_takes=at.config.coordinator_takes,
-        approved=lambda plan: standing_approval.require_approved_ahead(at, plan, agent_now()),
+        snapshot_key=desk.newest_snapshot_key,
+        begun_under=desk.begun_under,
+        floors=desk.config.floors,
+        paused=desk.stopped(),
+        budget=desk.config.budget,
+        memory_mb=desk.config.memory_mb,
+        coordinator_takes=desk.config.coordinator_takes,
+        approved=lambda plan: standing_approval.require_approved_ahead(desk, plan, agent_now()),
     )

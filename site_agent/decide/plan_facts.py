@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
+def plan_facts(desk: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
     """Everything a steward agrees to, as plain values."""
     from dataclasses import asdict
 
@@ -38,8 +38,8 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
     from site_agent.decide.plans import difference
 
     event = planned_event(plan)
-    approval = at.plans.approval(plan.study, plan.version)
-    before = at.plans.last_approved(plan.study)
+    approval = desk.plans.approval(plan.study, plan.version)
+    before = desk.plans.last_approved(plan.study)
     covered, not_covered = coverage(plan)
     columns = []
     for column in plan.dictionary.released:
@@ -66,13 +66,13 @@ def plan_facts(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
             "price": _price(plan, event),
             "training": _training(plan),
             "flow": plan.flow,
-            "charged": charged(at, plan, day),
+            "charged": charged(desk, plan, day),
             "posture": plan.posture,
             "covered": covered,
             "not_covered": not_covered,
             "columns": columns,
             "figures": f"{plan.release.title}, {plan.release.details(plan)}" if _of_figures(plan) else "",
-            "floors": asdict(Limits.of(plan.floors, at.config.floors)),
+            "floors": asdict(Limits.of(plan.floors, desk.config.floors)),
             "quasi_identifiers": dict(plan.quasi_identifiers),
             "approval": plan.floors.approval,
             "approved_by": approval.approver if approval and approval.plan_hash == plan.hash else None,
@@ -131,15 +131,15 @@ def _training(plan: StudyPlan) -> dict[str, Any] | None:
     }
 
 
-def charged(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
+def charged(desk: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
     """Privacy loss of the study so far, over all versions, and with the coming waves of this plan."""
     from shared.releases.receipt import given
     from site_agent.decide.waves import calendar
 
-    lines = calendar(plan, at.ledger.holds(plan.study), day)
+    lines = calendar(plan, desk.ledger.holds(plan.study), day)
     ahead = [line.number for line in lines if line.state in ("due", "not yet open")]
-    totals = _ahead(at, plan, ahead)
-    so_far = at.ledger.study_total(plan.study, plan.budget.delta)
+    totals = _ahead(desk, plan, ahead)
+    so_far = desk.ledger.study_total(plan.study, plan.budget.delta)
     within = [number for number, total in zip(ahead, totals, strict=True) if total <= plan.budget.epsilon]
     return {
         "epsilon": so_far.stated,
@@ -151,12 +151,12 @@ def charged(at: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
     }
 
 
-def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ...]:
+def _ahead(desk: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ...]:
     """The study's totals after each of these waves, all that is under way having been delivered."""
     from shared.releases.receipt import planned_event, refits
     from site_agent.release.pipeline.making import touches
 
-    mine = at.ledger.holds(plan.study)
+    mine = desk.ledger.holds(plan.study)
     # One that a recovered ledger knows by its charge alone has left no flow here.
     left = [hold for hold in mine if hold.files or not hold.drawn]
     fitted = any(hold.phase != "burnt" and hold.state != "withdrawn" and not hold.rounds for hold in left)
@@ -164,36 +164,36 @@ def _ahead(at: Desk, plan: StudyPlan, numbers: Sequence[int]) -> tuple[float, ..
     for number in numbers:
         events.append(planned_event(plan, reused=fitted and not refits(plan, plan.wave(number))).to_canonical())
         fitted = True
-    return at.ledger.forecast(plan.study, events, plan.budget.delta, touches=touches(plan))
+    return desk.ledger.forecast(plan.study, events, plan.budget.delta, touches=touches(plan))
 
 
-def due_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
+def due_numbers(desk: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
     """Number of the wave to work on, if there is one."""
     from site_agent.decide.waves import due
 
-    found = due(plan, at.ledger.holds(plan.study), day)
+    found = due(plan, desk.ledger.holds(plan.study), day)
     return [] if found is None else [found.number]
 
 
-def burnt_numbers(at: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
+def burnt_numbers(desk: Desk, plan: StudyPlan, day: dt.date) -> list[int]:
     """Numbers of the waves that are open and whose last draw was burnt: they are drawn again by a person alone."""
     from site_agent.decide.waves import calendar
 
-    lines = calendar(plan, at.ledger.holds(plan.study), day)
+    lines = calendar(plan, desk.ledger.holds(plan.study), day)
     return [line.number for line in lines if line.state == "burnt" and line.opens <= day <= line.closes]
 
 
-def require_due(at: Desk, plan: StudyPlan, day: dt.date) -> int:
+def require_due(desk: Desk, plan: StudyPlan, day: dt.date) -> int:
     """Number of the wave to work on. Raises: StateRefusal."""
     from shared.errors import StateRefusal
 
-    if found := due_numbers(at, plan, day):
+    if found := due_numbers(desk, plan, day):
         return found[0]
     given, step = (
         "none that is open and has no release here",
         f"See site-agent waves {plan.study}; name one with --wave.",
     )
-    if burnt := burnt_numbers(at, plan, day):
+    if burnt := burnt_numbers(desk, plan, day):
         given = f"wave {burnt[0]}, whose draw is burnt"
         step = f"Another draw is another charge: site-agent release {plan.study} --wave {burnt[0]}."
     raise StateRefusal("a wave must be due, or be named", given=given, next_step=step)
@@ -215,14 +215,14 @@ def approving(plan: StudyPlan) -> str:
     return f"site-agent plan approve {plan.study} --as NAME{tick}"
 
 
-def plan_changes(at: Desk, made: SealedRelease) -> list[tuple[str, str, str]]:
+def plan_changes(desk: Desk, made: SealedRelease) -> list[tuple[str, str, str]]:
     """Differences of the newest plan from that of a release."""
     from site_agent.decide.plans import difference
 
-    now = at.plans.plan(made.hold.study)
+    now = desk.plans.plan(made.hold.study)
     if now.hash == made.hold.plan_hash:
         return []
-    return list(difference(at.plans.plan(made.hold.study, made.receipt.plan_version), now))
+    return list(difference(desk.plans.plan(made.hold.study, made.receipt.plan_version), now))
 
 
 def charged_words(page: Mapping[str, Any]) -> str:
