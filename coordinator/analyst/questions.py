@@ -133,6 +133,7 @@ class Questions(KindMethods["Result"]):
         Args:
             family: gaussian, binomial, poisson, quasipoisson, negbin or Gamma.
             link: the family's first in `LINKS` if blank.
+        Raises: ParameterError (no such family, or no such link of it), and as of `query`.
         """
         if family not in LINKS:
             raise ParameterError(f"family must be one of {', '.join(LINKS)}", given=repr(family))

@@ -37,13 +37,12 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Dictionary
     from shared.plans.federated import FederatedFlow
 from coordinator.answers.record_gap import fitted_elsewhere, released_again, unknown_gap
-from coordinator.answers.release_selection import ReleaseSelection, holding, rows_of, uncompared_caution
+from coordinator.answers.release_selection import ReleaseSelection, rows_of, uncompared_caution
 from coordinator.answers.site_answers import AnswerSource, EstimateCache, answers_of_sites
 
 __all__ = [
     "PooledAnswer",
     "ask",
-    "site_estimates",
 ]
 
 
@@ -256,15 +255,6 @@ class PooledAnswer:
         return {**document, **pooled_data(self.result)}
 
 
-def site_estimates(store: Store, study: str, wave: int, estimand: str | Estimand) -> list[Estimate]:
-    """Answer one question at every site with an accepted release: sites by name, terms in the question's order.
-
-    A site that fails has one `Estimate` per term without a number, and the reason.
-    Raises: what `resolve` raises; PlanRefusal (no such study); EstimateRefusal (no accepted release in this wave).
-    """
-    return answers_of_sites(store, holding(store, study, wave), estimand)[0]
-
-
 def ask(
     store: Store,
     held: ReleaseSelection,
@@ -287,7 +277,7 @@ def ask(
         perturbations: number of times that rows whose flow is public are released again, to measure the flow's bias; 0
             for none.
         trained: the flow that the plan names, for that.
-    Raises: what `site_estimates` raises; ParameterError (no such term, method or test); StateRefusal (a release was
+    Raises: what `answers_of_sites` raises; ParameterError (no such term, method or test); StateRefusal (a release was
         taken back while it was read).
     """
     plan = store.plan(held.study).plan

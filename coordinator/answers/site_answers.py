@@ -240,7 +240,11 @@ def _censoring(store: Store, release: AcceptedRelease, question: Estimand) -> st
 def answers_of_sites(
     store: Store, held: ReleaseSelection, estimand: str | Estimand, cache: EstimateCache | None = None
 ) -> tuple[list[Estimate], Estimand, str, tuple[AnswerSource, ...]]:
-    """Every site's line for every term, the question as parsed, its planned name, and the releases behind it."""
+    """Every site's line for every term, the question as parsed, its planned name, and the releases behind it.
+
+    A site that fails has a line for each term without a number, and the reason.
+    Raises: what `resolve` raises; PlanRefusal (no such study); EstimateRefusal (no accepted release in this wave).
+    """
     study, wave = held.study, held.wave
     plan = store.plan(study).plan
     question, planned = resolve(plan, estimand, lack=lambda name: lacking(store, study, name))

@@ -284,13 +284,13 @@ class Authority:
         """A new invitation; the caller keeps its token's hash with `Store.add_invitation`.
 
         Args:
-            site: the site's id.
-            studies: the studies it may take part in.
+            site, studies: the site's id, and the studies it may take part in.
             days: days on which the token may be used, from today.
             address: ``host:port`` that the site will dial.
             leads: public keys that sign plans.
             threshold: lead signatures that a plan must carry.
             leads_since, grants_since: last places of those chains (`coordinator.services.membership.Members.places`).
+        Raises: ParameterError: days out of range.
         """
         if not 0 <= days <= 365:
             raise ParameterError("an invitation must last 0 to 365 days", given=f"{days}")

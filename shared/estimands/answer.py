@@ -273,6 +273,7 @@ def estimating(
     """`estimate` of an `Estimand`, as work that waits for its fits.
 
     Args: as there; floors: below which no number is given.
+    Raises: ParameterError (a question that needs a time, without one); EstimateRefusal, as there.
     """
     result = yield from _answers(table, question, dict(levels or {}), floors)
     if "at" in KINDS[question.kind].must and question.at is None:

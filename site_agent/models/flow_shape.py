@@ -241,6 +241,7 @@ def level_model(y: Array, column: int, levels: int, given: tuple[int, ...], coun
         levels: how many it has.
         given: the columns that it reads.
         counts: of each of those its number of levels, 0 for a smooth one.
+    Raises: TrainingRefusal: no finite coefficients.
     """
     if levels == 1:
         return LevelModel(column=column, given=(), counts=(), coefficients=np.zeros((1, 1)))

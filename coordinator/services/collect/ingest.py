@@ -104,6 +104,8 @@ class Ingest:
         Args:
             recheck: asks again within the commit: during an upload of an hour a site may have been revoked, its plan
                 replaced, its standing approval ended, its budget spent by another release.
+        Raises: SchemaRefusal and others of the content, which is set apart; the refusal of `recheck`; NetworkRefusal,
+            StorageRefusal and OSError: of this coordinator, so that the site sends the bundle again.
         """
         try:
             receipt = self._checked(part, statement, plan)

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from stage.coordinator_side.delivered import cohort, cohort_plan, deliver, take_back
+from stage.coordinator_side.delivered import cohort, cohort_plan, deliver, site_estimates, take_back
 from stage.coordinator_side.tables_delivered import hub
 
-from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.answers.site_answers import EstimateCache, answers_of_sites
 from coordinator.pooling.pool import Pooling

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from stage.coordinator_side.delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine
+from stage.coordinator_side.delivered import STUDIES, cohort, cohort_plan, deliver, join, quarantine, site_estimates
 
-from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.answers.resolving import resolve
 from coordinator.answers.site_answers import LOOKED_AT, EstimateCache, draws_of

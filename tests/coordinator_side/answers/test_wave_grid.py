@@ -11,12 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stage.coordinator_side.delivered import APPROVERS, TODAY, cohort, cohort_plan, quarantine, take_back
+from stage.coordinator_side.delivered import (
+    APPROVERS,
+    TODAY,
+    cohort,
+    cohort_plan,
+    quarantine,
+    site_estimates,
+    take_back,
+)
 from stage.coordinator_side.wave_grid import DAY, QUESTION, Study, monthly
 from stage.processes.theatre import exit_code
 
 import coordinator.cli as cli
-from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from coordinator.answers.synthesis import synthesis
 from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from scipy.sparse import csr_array
 from stage.both_sides.service import Hub
-from stage.coordinator_side.delivered import STUDIES
+from stage.coordinator_side.delivered import STUDIES, site_estimates
 from stage.mechanisms.contacts import contacts_plan
 from stage.mechanisms.networks import arc_figures
 from stage.processes.theatre import Theatre
 
-from coordinator.answers.queries import ask, site_estimates
+from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
 from shared.errors import EstimateRefusal, ParameterError, Refusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand

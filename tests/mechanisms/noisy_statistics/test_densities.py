@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from conftest import make_table
 from stage.both_sides.service import Hub
+from stage.coordinator_side.delivered import site_estimates
 from stage.hospital_side.pipeline import release, site, source  # noqa: F401
 
-from coordinator.answers.queries import site_estimates
 from shared.base.canonical import canonical_json
 from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from coordinator.answers.release_selection import holding
+from coordinator.answers.site_answers import answers_of_sites
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.errors import DictionaryRefusal
+from shared.estimands.answer import Estimand, Estimate
 from shared.plans.invitation import Invitation
 from shared.plans.plan import StudyPlan
 from shared.releases.bundle import write_bundle
@@ -147,3 +150,8 @@ def take_back(
     store.withdraw(withdrawal=document, envelope=document.sign([key, APPROVERS[key.public.key_id]]), today=TODAY)
     store.bundles.delete(release.bundle_sha256)
     return release.bundle_sha256
+
+
+def site_estimates(store: Store, study: str, wave: int, estimand: str | Estimand) -> list[Estimate]:
+    """A line for each term of each site with an accepted release; one that fails has a reason and no number."""
+    return answers_of_sites(store, holding(store, study, wave), estimand)[0]
