@@ -197,9 +197,10 @@ def lacking(result: Doubted) -> str:
     half = result.critical * math.sqrt(result.shared)
     far = f"by a factor of up to {math.exp(half):.2f}" if result.scale == "log" else f"by up to {half:.2g}"
     return (
-        f"The interval of {result.term} is mostly doubt about the planned model: a bend or an interaction that it "
-        f"lacks may move the coefficient {far} at every site alike, in either direction. More sites or a larger "
-        "epsilon do not narrow it; declaring the coefficient in the next plan, or a mechanism that keeps rows, does."
+        f"The interval of {result.term} is mostly doubt about the planned model: what it lacks, as a bend, an "
+        f"interaction or levels that exclude each other, may move the coefficient {far} at every site alike, in either "
+        "direction. More sites or a larger epsilon do not narrow it; declaring the coefficient in the next plan may, "
+        "and a mechanism that keeps rows does."
     )
 
 

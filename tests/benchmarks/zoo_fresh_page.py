@@ -215,6 +215,8 @@ as many deaths too many for the first level.
 not help.
   `plan check` says so since, and a caution beside the answers says which way they are off and about how much: below \
 is how often it stands at ε = 1 and with next to no noise.
+  That size is in the interval, too, in both directions, so that few of these answers lie outside: one level, which \
+some sites have no event in, does still.
   It does not catch all: two effects of education (suicide) are drawn towards the first level, too, by less than it \
 asks for, and were missed in one of two draws with next to no noise.
   A model whose levels exclude each other would mend it; older releases would have to be read without.

@@ -24,9 +24,11 @@ among those whose interval does.
   Figures with † were counted before the common dispersion of counts was taken out of the caution \
 ([decision 35](decisions/0035-cautions-that-mean-something.md)); most of those are of counts.
 
-With ‡ noisy moments were measured before numeric columns were read by the histograms of all hospitals together \
-([decision 32](decisions/0032-moments-are-read-together.md)).
-That mattered most below 1,000 patients a hospital.
+With ‡ noisy moments were measured with older code.
+Either numeric columns were not yet read by the histograms of all hospitals together \
+([decision 32](decisions/0032-moments-are-read-together.md)), which mattered most below 1,000 patients a hospital.
+Or intervals did not yet hold what overlapping levels and contradictory figures may take \
+([decision 35](decisions/0035-cautions-that-mean-something.md)), which matters where a caution tells of either.
 
 After a share stands its 95 % interval by chance, as if answers were independent; coefficients of one model are not \
 quite independent.
@@ -158,7 +160,8 @@ Tables whose command has no `--declared` and that show fewer were measured befor
 A declared coefficient carries one where its own score and its moment with the outcome contradict each other by three \
 standard errors over all sites.
 There the model is wrong, in whichever direction, and the answer may be right all the same.
-The threshold was chosen on the half that settings are chosen by.
+Half of what the two figures differ by is a standard deviation in the interval since.
+The threshold and this half were chosen on the half that settings are chosen by.
 At ε = 1 noise hides most of these contradictions.
 For a measurement with a long tail see above: plan days in hospital as a count, which held; `plan check` warns of \
 whole numbers as a measurement.

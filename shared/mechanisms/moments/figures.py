@@ -39,8 +39,9 @@ _DENIED = (
     "The figures of {name} contradict each other under the planned model: its own score and its moment with the "
     "outcome, over all sites, are {far} apart per {units:g}, which patients and noise seldom do. So that model is not "
     "the records' there, as where an effect bends, {name} has a long tail or groups of the outcome differ in spread. "
-    "The answer goes by the score; how far it is off, and which way, is not known. Plan {name} in bands or as its "
-    "logarithm, or a mechanism that keeps rows, and see whether the answer stays."
+    "The answer goes by the score; how far it is off, and which way, is not known: its interval allows for about as "
+    "much in both directions. Plan {name} in bands or as its logarithm, or a mechanism that keeps rows, and see "
+    "whether the answer stays."
 )
 _SKEWED = (
     "{name} is unlike a measurement with normal residuals: of a normal law with the mean and spread that its "
@@ -53,8 +54,8 @@ _OVERLAPPING = (
     "The planned model lets a person be at several levels of {name} at once, and counts such a person's outcome at "
     "each. So the first level, {first}, seems to have {more} outcomes than it has, which moves the effects of all "
     "others alike: by the fitted figures of all sites {term} comes out too {low}, by roughly a factor of {far}, or "
-    "more where outcomes are common; its interval counts nothing of it. Plan noisy tables, or {name} with fewer levels "
-    "or with another level first, and see whether the answer stays."
+    "more where outcomes are common; its interval holds that factor in both directions. Plan noisy tables, or {name} "
+    "with fewer levels or with another level first, and see whether the answer stays."
 )
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves

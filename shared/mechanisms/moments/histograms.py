@@ -23,11 +23,14 @@ from scipy import special
 from shared.mechanisms.moments.margins import fitted_margin
 from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
+from shared.plans.dictionary import NUMERIC
 
-__all__ = ["drawn_together", "normal_beyond"]
+__all__ = ["coarse", "drawn_together", "normal_beyond"]
 
 Array = NDArray[np.float64]
 
+COARSE = 0.7
+"""A cell of several values with more than this share of the persons hides how they are spread."""
 _DROWNED = 2.0
 """Persons, in standard errors of the noise of a whole histogram, below which noise alone may look like a tail."""
 
@@ -59,6 +62,23 @@ def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float
     np.fill_diagonal(others, 0.0)
     left = (own * noise / n) ** 2 + (others**2 @ (noise / n) ** 2) + drawn**2 * between
     return np.asarray(n * (shares + drawn * (mean - shares))), np.asarray(n * np.sqrt(left))[:, 0]
+
+
+def coarse(releases: Sequence[tuple[MomentsRelease, Design]]) -> str:
+    """A covariate of whose persons more than `COARSE` lie in one cell of several values, in words; "" for none.
+
+    Such a margin is guesswork, and every coefficient of a model with it is off by more than its interval. Twice the
+    noise on the count is allowed for.
+    """
+    design = releases[0][1]
+    n = sum(release.n for release, _ in releases)
+    noise = math.sqrt(sum(sigma_of(each.spec, 0) ** 2 for _, each in releases))
+    for j, (column, edges) in enumerate(zip(design.covariates, design.edges[: design.p], strict=True)):
+        most = float(np.sum([release.histograms[j] for release, _ in releases], axis=0).max())
+        single = column.kind == "integer" and edges[1] - edges[0] <= 1
+        if column.kind in NUMERIC and not single and most - 2 * noise > COARSE * n:
+            return f"{column.name}: {100 * most / n:.0f} % of the persons in one cell of {edges[1] - edges[0]:.3g}"
+    return ""
 
 
 def normal_beyond(releases: Sequence[MomentsRelease], design: Design) -> float:

@@ -35,10 +35,10 @@ from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
 from shared.mechanisms.moments.figures import BLOCKS, cautions_of, names_of, of_one_overlap, planned_terms
-from shared.mechanisms.moments.histograms import normal_beyond
+from shared.mechanisms.moments.histograms import coarse, normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
-from shared.mechanisms.moments.together import SiteEffects, SitePlace, coarse, effects_of, places
+from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_of, places
 from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
@@ -509,7 +509,7 @@ def _coefficients(
                 yi=float(weights @ [one.effects[j] for one in found]) * units,
                 vi_sampling=float(weights**2 @ sampling) * units**2,
                 vi_privacy=float(weights**2 @ privacy) * units**2,
-                vi_common=float(weights @ np.sqrt([one.misfit[j] for one in found])) ** 2 * units**2,
+                vi_common=float(weights @ np.sqrt([one.common[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
                 warnings=cautions_of(name, design, question, apart, units, beyond, overlap),

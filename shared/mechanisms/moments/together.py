@@ -29,13 +29,16 @@ is common to all sites, and no further site lowers it.
 they agree but for patients and noise. What is left of the moment after the step, over how fast the moment moves with
 the effect, is how far apart they are; over all sites, by inverse variance, it shows a model that is wrong where no
 effect alone can (`DENIED`). It does not tell which of the two is nearer, nor in which direction the answer is off.
+What makes them differ moves the answer too, at every site alike: `SHARE` of the distance is taken for the standard
+deviation of that, in the variance that is common to all sites.
 
 **Levels that overlap.** Levels of a nominal covariate are binary columns to the model, and a person may be at m of them
 at once. The sums hold each level's persons and outcomes, and leave for the first level the number without any, less
 :math:`\sum (m - 1)^+`. So of the model's :math:`N_1` persons and :math:`E_1` outcomes there
 :math:`N_o = \sum (m - 1)^+` and :math:`E_o = \sum (m - 1)^+ E[y]` are too many, and each effect against it is too low
 by about :math:`\log(1 + E_o / E_1) - \log(1 + N_o / N_1)` (`overlapping`): by more, as the records have fewer there,
-or by less, where its own score tells it.
+or by less, where its own score tells it. An answer is not moved by a size so rough; its square is in the variance that
+is common to all sites, where it is not small beside the error.
 """
 
 from __future__ import annotations
@@ -66,16 +69,17 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease, sigma_of
 from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "coarse", "effects_of", "overlapping", "places", "shrunk"]
+__all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "effects_of", "overlapping", "places", "shrunk"]
 
 Array = NDArray[np.float64]
 
 BEND = 0.05
 """Standard deviation of a bend or an interaction, in the linear predictor, per squared standard deviation."""
-COARSE = 0.7
-"""A cell of several values with more than this share of the persons hides how they are spread."""
 DENIED = 3.0
 """Standard errors by which the two figures of a declared effect are apart, from which on the model is denied there."""
+SHARE = 0.5
+"""Of that distance, a standard deviation of the error: of a quarter, a half and the whole the one that was chosen
+on the half of the zoo that settings are chosen by (decision 35)."""
 _SEVERAL = 3
 """Sites from which on histograms are drawn together."""
 _ROUNDS = 10
@@ -88,8 +92,8 @@ back too far."""
 _REACH = 0.5
 """Most that a place moves in a round, in the linear predictor, per scale of a covariate."""
 OVERLAPPING = 0.5
-"""Standard errors of the answer from which on what overlapping levels take is told: so much, which is not in a 95 %
-interval, lowers coverage below 92 %."""
+"""Standard errors of the answer from which on what overlapping levels take is told, and in its interval: left out of a
+95 % interval, so much lowers coverage below 92 %."""
 _ROWS = 3000
 _POINTS = 1024
 _MOST_Z = 1.8
@@ -130,6 +134,11 @@ class SiteEffects:
     apart: Array
     overlap: Array
     lost: str = ""
+
+    @property
+    def common(self) -> Array:
+        """(p,) variances from all that sites have in common, known or assumed."""
+        return np.asarray(self.misfit + self.overlap**2 + (SHARE * self.apart) ** 2)
 
 
 def effects_of(cohort: Cohort) -> SiteEffects:
@@ -373,23 +382,6 @@ class _Site:
             model.outcome = everybody.among(eta)
         elif isinstance(model.outcome, LinearOutcome):
             model.outcome = model.outcome.beside(eta)
-
-
-def coarse(releases: Sequence[tuple[MomentsRelease, Design]]) -> str:
-    """A covariate of whose persons more than `COARSE` lie in one cell of several values, in words; "" for none.
-
-    Such a margin is guesswork, and every coefficient of a model with it is off by more than its interval. Twice the
-    noise on the count is allowed for.
-    """
-    design = releases[0][1]
-    n = sum(release.n for release, _ in releases)
-    noise = math.sqrt(sum(sigma_of(each.spec, 0) ** 2 for _, each in releases))
-    for j, (column, edges) in enumerate(zip(design.covariates, design.edges[: design.p], strict=True)):
-        most = float(np.sum([release.histograms[j] for release, _ in releases], axis=0).max())
-        single = column.kind == "integer" and edges[1] - edges[0] <= 1
-        if column.kind in NUMERIC and not single and most - 2 * noise > COARSE * n:
-            return f"{column.name}: {100 * most / n:.0f} % of the persons in one cell of {edges[1] - edges[0]:.3g}"
-    return ""
 
 
 def shrunk(effects: Array, variances: Array) -> Array:

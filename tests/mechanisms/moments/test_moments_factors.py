@@ -145,6 +145,11 @@ def said(term, caution):
     return direction, math.log(float(far)), re.search(r"first level, 10-24, seems to have (\w+) outcomes", caution)[1]
 
 
+def without(pooled):
+    """Standard error of a pool without what all sites may be off by alike."""
+    return math.sqrt(pooled.se**2 - pooled.shared)
+
+
 def test_levels_that_overlap_are_said_to_draw_effects_towards_a_first_level_of_few_outcomes():
     """Deaths by speed were answered too low at every epsilon, without a word: few die at the first of five speeds."""
     away = []
@@ -153,9 +158,10 @@ def test_levels_that_overlap_are_said_to_draw_effects_towards_a_first_level_of_f
         assert caution.startswith("The planned model lets a person be at several levels of stage at once")
         direction, far, first = said(term, caution)
         assert (direction, first) == ("low", "more")
-        assert far > ours.se / 2
+        assert far > without(ours) / 2
         away.append(real - ours.beta)
-        assert away[-1] > ours.se
+        assert away[-1] > without(ours)
+        assert ours.ci_lb < real < ours.ci_ub, "an interval without what levels take was known to be false"
     assert 0.4 < np.mean(away) / far < 2.5
 
 
@@ -166,7 +172,8 @@ def test_levels_that_overlap_are_said_to_raise_effects_against_a_first_level_of_
         direction, far, first = said(term, caution)
         assert (direction, first) == ("high", "fewer")
         away.append(ours.beta - real)
-        assert away[-1] > ours.se
+        assert away[-1] > without(ours)
+        assert ours.ci_lb < real < ours.ci_ub
     assert 0.4 < np.mean(away) / far < 2.5
 
 

@@ -228,6 +228,8 @@ def test_two_figures_of_an_effect_that_contradict_each_other_deny_the_model_and_
     found = [place.effects for place in places(releases, alike=True)]
     assert [bool(apart) for apart in found[0].apart] == denied
     assert all((one.apart == found[0].apart).all() for one in found), "it is said of all sites together"
+    wider = found[0].common > found[0].misfit
+    assert list(wider) == denied, "more hospitals made such an interval narrower, and its error no smaller"
 
 
 def test_without_a_score_an_effect_is_told_once_and_nothing_contradicts_it():
