@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ def group_answers(
     else:
         term, text, known, member = str(estimand), "", [""], np.zeros(len(table), dtype=np.int64)
     used = np.isfinite(y) & np.isfinite(duration) & np.isfinite(other) & (member >= 0) & strata_used
-    place, y, duration, other = np.flatnonzero(used), y[used], duration[used], other[used]
-    member, strata = member[used], strata[used]
+    y, duration, other = (_where(used, column) for column in (y, duration, other))
+    member, strata = _where(used, member), _where(used, strata)
     counts = np.bincount(member, minlength=len(known))
     result = QuestionResult(answers={}, n=len(y))
     each = "at" in KINDS[kind].options
@@ -66,17 +66,18 @@ def group_answers(
     if kind == "logrank":
         return _log_rank(result, labels, (duration, y, member, strata), excluded, floors)
 
-    curve = cache(lambda g: kaplan_meier(duration[member == g], y[member == g]))
+    rows_of = partial(_rows_of, member, len(known))
+    curve = cache(lambda g: kaplan_meier(duration[rows_of(g)], y[rows_of(g)]))
 
     def summary(g: int) -> Answer:
-        mine = member == g
+        mine = rows_of(g)
         if counts[g] == 0:
             return NO_ROWS
         if counts[g] <= max(floors.residual_df, 1):
             return f"{int(counts[g])} rows in a group: fewer than {floors.residual_df} residual degrees of freedom"
         if kind in ("cumhaz", "cuminc"):
             found, pushes = _counted_number(estimand, CountedTimes.of(duration[mine], y[mine], other[mine]), floors)
-            result.influence[labels[g]] = np.bincount(place[mine], pushes, minlength=len(table)).astype(float)
+            result.influence[labels[g]] = np.bincount(np.flatnonzero(used)[mine], pushes, len(table)).astype(float)
             return found
         if survival:
             return _survival_number(estimand, curve(g), floors)
@@ -84,8 +85,8 @@ def group_answers(
 
     if each:
         for g, label in enumerate(labels):
-            mine = member == g
-            if mine.any() and kind == "km":
+            mine = rows_of(g)
+            if counts[g] and kind == "km":
                 result.curves[result.r_names[label] if not alone else ""] = curve(g)
             result.answers[label] = summary(g) if estimand.at is not None else "the question has no time"
             result.extra[label] = _counted(estimand, y[mine], other[mine])
@@ -102,6 +103,16 @@ def group_answers(
             continue
         result.answers[label] = _compared(kind, first, summary(g))
     return result
+
+
+def _where(used: NDArray[np.bool_], column: NDArray[Any]) -> NDArray[Any]:
+    """The used rows of a column: itself, without a copy, where all are."""
+    return column if used.all() else column[used]
+
+
+def _rows_of(member: NDArray[np.int64], groups: int, g: int) -> slice | NDArray[np.bool_]:
+    """Which rows are of group g: all where there is one group, without a copy."""
+    return slice(None) if groups == 1 else member == g
 
 
 def _compared(kind: str, first: Answer, other: Answer) -> Answer:

@@ -169,23 +169,41 @@ def public_times(upper: float, *, most: int = 100) -> tuple[float, ...]:
 def kaplan_meier(time: Array, event: Array) -> SurvivalCurve:
     """The product-limit estimate, R's `survfit(Surv(time, event) ~ 1)`; deaths precede censorings at the same time.
 
+    Args:
+        time: (n,) not negative.
+        event: (n,) 1 for an event, 0 for the end of follow-up.
+
     >>> kaplan_meier(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0, 1.0])).survival
     array([0.75, 0.5 , 0.  ])
     """
-    times, place = np.unique(time, return_inverse=True)
-    events = np.bincount(place, weights=event, minlength=len(times)).astype(float)
-    leaving = np.bincount(place, minlength=len(times)).astype(float)
-    at_risk = len(time) - np.r_[0.0, np.cumsum(leaving)[:-1]]
+    n = len(time)
+    # A time that is not negative has a sign bit to spare: with the event in it, one sort of numbers does for both.
+    keys = (time + 0.0).view(np.uint64)
+    keys <<= np.uint64(1)
+    keys |= event > 0
+    keys.sort()
+    events = (keys & np.uint64(1) != 0).astype(float)
+    keys >>= np.uint64(1)
+    times, at_risk, censored = keys.view(np.float64), np.arange(n, 0.0, -1.0), 1 - events
+    new = np.ones(n, dtype=bool)
+    np.not_equal(times[1:], times[:-1], out=new[1:])
+    if not new.all():  # several rows at one time
+        first = np.flatnonzero(new)
+        times, at_risk = times[first], at_risk[first]
+        events, censored = np.add.reduceat(events, first), np.add.reduceat(censored, first)
+    survival, variance = events / at_risk, at_risk - events
+    variance *= at_risk
     with np.errstate(all="ignore"):
-        survival = np.cumprod(1 - events / at_risk)
-        variance = np.cumsum(np.where(events > 0, events / (at_risk * (at_risk - events)), 0.0))
+        np.divide(events, variance, out=variance)
+    variance[events == 0] = 0.0
+    np.subtract(1, survival, out=survival)
     return SurvivalCurve(
         time=times,
         at_risk=at_risk,
         events=events,
-        censored=leaving - events,
-        survival=survival,
-        log_variance=variance,
+        censored=censored,
+        survival=np.cumprod(survival, out=survival),
+        log_variance=np.cumsum(variance, out=variance),
     )
 
 

@@ -23,6 +23,7 @@ from shared.estimands.answer import estimate, influence, parse_estimand, parse_f
 from shared.estimands.fits.accelerated import LAWS, accelerated
 from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.subdistribution import fine_gray
+from shared.estimands.fits.survival import kaplan_meier
 
 HERE = Path(__file__).parents[2] / "reference"
 LATE, PLAIN = "Surv(entry, time, event) ~ age + arm", "Surv(time, event) ~ age + arm"
@@ -429,6 +430,23 @@ def test_steps_of_a_factor_have_its_levels_and_a_stretch_without_events_has_its_
         "by_time(arm, 100)[after 100]": True,
         "age": False,
     }
+
+
+@pytest.mark.parametrize("digits", [0, 1, 17])
+def test_a_curve_counts_who_leaves_at_each_time_with_an_event_or_without(digits):
+    rng = np.random.default_rng(digits)
+    time = rng.exponential(size=200).round(digits)
+    time[:3] = 0.0, -0.0, 1e-310
+    event = rng.integers(0, 2, 200).astype(float)
+    curve = kaplan_meier(time, event)
+    assert curve.time.tolist() == sorted({*time.tolist()})
+    left = 1.0
+    for k, at in enumerate(curve.time):
+        dead, risk = ((time == at) & (event == 1)).sum(), (time >= at).sum()
+        assert (curve.events[k], curve.at_risk[k]) == (dead, risk)
+        assert curve.censored[k] == ((time == at) & (event == 0)).sum()
+        left *= 1 - dead / risk
+        assert curve.survival[k] == left
 
 
 if __name__ == "__main__":
