@@ -52,6 +52,7 @@ __all__ = [
     "placed",
     "span_of",
     "spread",
+    "text_height",
     "text_width",
     "wrap",
     "x_axis",
@@ -162,6 +163,20 @@ def _width(text: str, size: float, bold: bool, font: str) -> float:
 
     properties = FontProperties(family=font, size=size, weight="bold" if bold else "normal")
     return float(TextToPath().get_text_width_height_descent(text, properties, False)[0]) / 72
+
+
+@lru_cache(maxsize=256)
+def _heights(letter: str, font: str) -> tuple[float, float]:
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    _, height, below = TextToPath().get_text_width_height_descent(letter, FontProperties(family=font, size=72), False)
+    return float(height - below), float(below)
+
+
+def text_height(letter: str) -> tuple[float, float]:
+    """How far a letter of 72 points reaches above its line and below it, in points."""
+    return _heights(letter, style().font)
 
 
 def wrap(text: str, size: float, width: float, bold: bool = False) -> list[str]:

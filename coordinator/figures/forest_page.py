@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from coordinator.figures.canvas import axis_ticks, darker, placed, text_width, wrap
+from coordinator.figures.canvas import axis_ticks, darker, placed, text_height, text_width, wrap
 from coordinator.figures.forest_rows import ForestLane, ForestRow, between, footer, meanings
 from coordinator.figures.style import BAND, GAP, GREY, INK, LANE, MARGIN, PLOT, RULE, SERIES, SMALL, TEXT, TITLE
 from coordinator.figures.wording import View
@@ -19,6 +20,7 @@ from coordinator.pooling.pool import PooledResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
     from coordinator.pooling.subgroups import Subgroups
 
@@ -27,6 +29,8 @@ __all__ = ["ForestContent", "ForestPage"]
 ALARM = "#9b1c1c"
 _PARAGRAPH = 0.07
 _LINE = 0.175
+_DIGITS = frozenset("0123456789.,−[] %")
+"""Letters of numbers: each stands as high alone as among others."""
 _OVER_COLUMNS = ("diamond", "group diamond", "prediction", "group")
 """Rows whose label runs over the columns; "total" has cells."""
 
@@ -229,6 +233,40 @@ def _notes(content: ForestContent, body: float) -> tuple[list[tuple[str, str, bo
     return wrapped, indent
 
 
+@cache
+def _text_class() -> type[Text]:
+    """A text that is laid out once for all numbers that stand alike, where a reader's own letters are set: in SVG."""
+    from matplotlib import rcParams
+    from matplotlib.backends.backend_svg import RendererSVG
+    from matplotlib.text import Text
+
+    known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+
+    class PageText(Text):
+        def _get_layout(self, renderer: Any) -> Any:
+            """As of any text; of a number in SVG with the width of another, which that does not ask for."""
+            text, drawn = self.get_text(), getattr(renderer, "_renderer", None)
+            usual = (self.get_fontstyle(), self.get_fontweight()) == ("normal", "normal")
+            if not (isinstance(drawn, RendererSVG) and rcParams["svg.fonttype"] == "none") or not usual:
+                return super()._get_layout(renderer)  # type: ignore[misc]
+            if not text or not _DIGITS.issuperset(text):
+                return super()._get_layout(renderer)  # type: ignore[misc]
+            key = (self.get_fontsize(), self.get_horizontalalignment(), self.get_verticalalignment(), *_reach(text))
+            laid = known.setdefault(drawn, {})
+            if key not in laid:
+                laid[key] = super()._get_layout(renderer)  # type: ignore[misc]
+            box, ((_, *place),), more = laid[key]
+            return box, [(text, *place)], more
+
+    return PageText
+
+
+def _reach(text: str) -> tuple[float, float]:
+    """How far the letters of a number reach above its line and below it, in points of one size."""
+    heights = [text_height(letter) for letter in {*text}]
+    return max(up for up, _ in heights), max(down for _, down in heights)
+
+
 class ForestPage:
     """A forest plot on its page; `draw` gives the figure.
 
@@ -272,7 +310,8 @@ class ForestPage:
 
     def _say(self, x: float, at: float, text: str, **more: Any) -> None:
         style: dict[str, Any] = {"fontsize": TEXT, "color": INK, "va": "center_baseline", "ha": "left"}
-        self.page.text(x, at, text, **(style | {"parse_math": False, "clip_path": self._cut} | more))
+        style |= {"parse_math": False, "clip_path": self._cut, "clip_on": False} | more
+        self.page.add_artist(_text_class()(x, at, text, **style))
 
     def _rule(self, at: float, colour: str, wide: float) -> None:
         ends = [MARGIN, self.columns.right]
@@ -305,15 +344,18 @@ class ForestPage:
         self._rule(self.lines.pooled_from, RULE, 0.8)
 
     def _bands(self) -> None:
-        """Every other site on a grey band; counted anew in each group."""
-        from matplotlib.patches import Rectangle
+        """Every other site on a grey band; counted anew in each group. All are one patch."""
+        from matplotlib.patches import PathPatch
+        from matplotlib.path import Path
+        from matplotlib.transforms import Bbox, BboxTransformTo
 
-        wide, striped = self.columns.right - MARGIN, 0
+        bands, striped = [], 0
         for i, (row, centre) in enumerate(zip(self.content.rows, self.lines.centres, strict=True)):
             striped = 0 if row.kind == "group" else striped + 1
             if row.kind in ("site", "excluded") and (striped if self.content.groups else i) % 2:
-                half = row.height / 2
-                self.page.add_artist(Rectangle((MARGIN, centre - half), wide, 2 * half, facecolor=BAND, linewidth=0))
+                box = Bbox([(MARGIN, centre - row.height / 2), (self.columns.right, centre + row.height / 2)])
+                bands.append(Path.unit_rectangle().transformed(BboxTransformTo(box)))
+        self.page.add_artist(PathPatch(Path.make_compound_path(*bands), facecolor=BAND, linewidth=0))
 
     def _guides(self) -> None:
         """The line of no effect, and one down to each pooled estimate."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.figures import forest_page
 from coordinator.figures.forest import describe, forest, forest_table
 from coordinator.figures.style import styled
 from coordinator.figures.wording import view_of
@@ -424,3 +427,28 @@ def test_the_column_of_map_errors_is_said_to_be_of_the_harmonised_answer():
     said = meanings(("n", "Map SE"), {"site by site": None, "harmonised": None})
     assert "n: of 'site by site' alone" in said
     assert "Map SE: standard error that its map adds to a site's harmonised estimate" in said
+
+
+@pytest.mark.parametrize("ratio", [False, True])
+def test_numbers_laid_out_once_stand_where_each_by_itself_would(result, tmp_path, monkeypatch, ratio):
+    paths = [tmp_path / "once.svg", tmp_path / "singly.svg"]
+    other = pool_estimates([site(name, 0.5 - 7.3 * i, 0.1) for i, name in enumerate(SITES)])
+    for path in paths:
+        forest(result, compare={"other": other}, ratio=ratio, path=path)
+        monkeypatch.setattr(forest_page, "_DIGITS", frozenset())
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_a_drawing_leaves_the_collection_of_garbage_as_it_was(collecting):
+    assert gc.isenabled()
+    try:
+        if not collecting:
+            gc.disable()
+        forest(pool([0.1, 0.2], [0.01, 0.02]))
+        assert gc.isenabled() == collecting
+        with pytest.raises(ParameterError, match="svg"):
+            forest(pool([0.1, 0.2], [0.01, 0.02]), path=Path("figure.svgz"))
+        assert gc.isenabled() == collecting
+    finally:
+        gc.enable()
