@@ -184,7 +184,7 @@ class MomentsPlay(Cohorts):
         return study
 
     def _add_up(self, stage: DemoStage, study: str) -> None:
-        """Every hospital stays until the sum is opened; its approver consents once it is shown what it will add."""
+        """Every hospital stays until the sum is opened; its approver consents, shown what it tells, and to whom."""
         stage.report(stage.done, stage.steps, "adding up behind one noise, all hospitals at once")
 
         def give(site: str) -> None:

@@ -15,7 +15,8 @@ What it cannot show: whose the keys are (compare the fingerprints with the hospi
 coordinator); that the site's software was ours, wrote down what it found and asked the person who ticked, because an
 agent that lies from the start signs its lies as it goes; what the released rows are (they are not in the export; name
 bundle files on the command line to check theirs); what was done outside the agent; or that an ε is right (recompute it
-from the receipt's event). Where it does not know, a line begins with "!".
+from the receipt's event; of a secure sum this is done here, for each group of hospitals that the receipt names). Where
+it does not know, a line begins with "!".
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import base64
 import hashlib
 import itertools
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -111,6 +114,40 @@ def opened(name: str, data: bytes, kind: str, keys: dict[str, list[str]]) -> tup
     values = [base64.b64decode(given["sig"], validate=True) for given in body["signatures"]]
     names = {n for n, own in keys.items() if any(signed(key, v, TYPE % kind, payload) for key in own for v in values)}
     return content, names, payload
+
+
+def gaussians(event: Body) -> list[float]:
+    """Of each Gaussian mechanism that an event is made of, in its order: (sensitivity / σ)²."""
+    if event["event"] == "composition":
+        return [one for part in event["events"] for one in gaussians(part)]
+    must(event["event"] == "gaussian", "what a secure sum is charged must be made of Gaussian noise")
+    return [(event["sensitivity"] / event["sigma"]) ** 2]
+
+
+def gaussian_epsilon(squares: float, delta: float) -> float:
+    """The ε of Gaussian mechanisms whose (sensitivity / σ)² add up to `squares` (Balle and Wang 2018, theorem 8)."""
+    mu, low, high = math.sqrt(squares), 0.0, 700.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        far, near = (math.erfc((middle / mu + side * mu / 2) / math.sqrt(2)) / 2 for side in (1, -1))
+        low, high = (low, middle) if near - math.exp(middle) * far <= delta else (middle, high)
+    return high
+
+
+def who_looks(release: Body, event: Body, delta: float) -> dict[int, float]:
+    """Of a secure sum: number of hospitals that tell the coordinator all they have -> ε of every patient of the others.
+
+    The charged event has the sum's noise as it is where the plan's `colluders` do. The fewer hospitals' noise is
+    unknown to those who look, the more the sum tells; with more than the masks withstand, only a hospital's own is.
+    """
+    sites, lost, colluders = len(release["members"]), release["drop_outs"], release["colluders"]
+    withstood = 2 * (sites - lost) - sites - 1
+    *seen, summed = gaussians(event)
+    found = {}
+    for many in sorted({0, colluders, sites // 2, sites - 1}):
+        hidden = max(sites - lost - many, 1) if many <= withstood else 1
+        found[many] = gaussian_epsilon(sum(seen) + summed * (sites - lost - colluders) / hidden, delta)
+    return found
 
 
 def mark(key: str) -> str:
@@ -699,6 +736,8 @@ class VerifiedRelease:
             self.must(same, "the receipt must state the charged event and price")
             # Its own cap; until version 0.1 what the ledger had charged by then, which is below it.
             self.must(receipt["study_epsilon"] <= plan["budget"]["epsilon"], "the receipt must keep the plan's cap")
+            if plan["release"]["mechanism"] == "secure_sum":
+                self.sum_prices(plan["release"])
             same = all(receipt[item] == self.stated[item] for item in ("study", "site", "release_id", "plan_hash"))
             self.must(same and receipt["posture"] == plan["posture"], "the receipt must be of this release and plan")
             if approval is not None:
@@ -720,6 +759,20 @@ class VerifiedRelease:
             self.must(same, "the outcomes must be those of the checks shown")
             same = (body["release_id"], body["bundle_sha256"]) == (self.name, self.stated["bundle_sha256"])
             self.must(same, "the outcomes must be of these bytes")
+
+    def sum_prices(self, release: Body) -> None:
+        """Its receipt states, of each group that may look at a sum together, the ε of its event. Raises: Wrong."""
+        receipt, others = self.receipt or {}, len(release["members"]) - 1
+        prices = who_looks(release, receipt["event"], receipt["delta"])
+        right = math.isclose(receipt["epsilon"], prices[release["colluders"]], rel_tol=1e-6)
+        self.must(right, "its ε must be that of its event")
+        text = " ".join(receipt["covered"])
+        for many, epsilon in prices.items():
+            who = f" and {many} site{'s' * (many > 1)}" * (many > 0) if many < others else f" and all {many} others"
+            found = re.search(rf"the coordinator{who}: ε = ([0-9.]+)", text)
+            # Printed to four digits, rounded up.
+            right = found is not None and epsilon * (1 - 1e-6) <= float(found[1]) <= epsilon * 1.0011
+            self.must(right, f"its receipt must state ε for the coordinator{who}")
 
     def approvals(
         self,

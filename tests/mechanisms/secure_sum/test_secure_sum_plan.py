@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -23,9 +25,10 @@ from shared.privacy.composition import composed
 from shared.privacy.gaussian import gaussian_epsilon
 from shared.privacy.meaning import translate
 from shared.privacy.stated import shown_epsilon
-from shared.releases.receipt import coverage, in_words, planned_event
+from shared.releases.receipt import ReceiptDraft, coverage, in_words, planned_event, write_receipt
 from site_agent.config import SiteBudget
 from site_agent.decide.plan_facts import _of_figures
+from site_agent.show.verifier import VerifiedRelease, Wrong, who_looks
 
 STUDIES = Path(__file__).parents[3] / "deploy" / "studies"
 SITES = {f"site-{k}": f"{k:064x}" for k in range(6)}
@@ -225,3 +228,47 @@ def test_a_steward_is_told_that_figures_leave_where_no_row_does():
     for path in sorted(STUDIES.glob("*.toml")):
         plan = StudyPlan.from_toml(path.read_text(encoding="utf-8"))
         assert _of_figures(plan) == (plan.release.mechanism not in ("latent_noise", "grand")), path.name
+
+
+def receipt_of(plan: StudyPlan) -> dict:
+    draft = ReceiptDraft(wave=1, site="site-0", release_id="0" * 32, agent_version="0", n=3000, previous="0" * 64)
+    return json.loads(write_receipt(plan, draft).to_bytes())
+
+
+def stranger(receipt: dict) -> SimpleNamespace:
+    """What a stranger's script knows of a release when it comes to its prices."""
+
+    def must(holds, what):
+        if not holds:
+            raise Wrong(what)
+
+    return SimpleNamespace(receipt=receipt, must=must)
+
+
+@pytest.mark.parametrize(("sites", "drop_outs", "colluders"), [(5, 1, 0), (5, 1, 1), (6, 0, 2), (12, 2, 1), (50, 5, 3)])
+def test_a_stranger_s_script_works_out_every_row_of_the_price_from_the_charged_event(sites, drop_outs, colluders):
+    names = {f"site-{k}": f"{k:064x}" for k in range(sites)}
+    plan = planned(names)
+    plan = replace(plan, release=replace(plan.release, drop_outs=drop_outs, colluders=colluders))
+    receipt, release = receipt_of(plan), plan.to_canonical()["release"]
+    rows = {row.colluders: row.epsilon for row in plan.release._rows(plan)}
+    assert who_looks(release, receipt["event"], receipt["delta"]) == pytest.approx(rows, rel=1e-9)
+    VerifiedRelease.sum_prices(stranger(receipt), release)
+
+
+def test_a_stranger_s_script_finds_a_price_that_is_not_its_event_s():
+    plan = planned()
+    release = plan.to_canonical()["release"]
+    quiet = receipt_of(plan)
+    quiet["event"]["events"][-1]["sigma"] /= 2
+    with pytest.raises(Wrong, match="its ε must be that of its event"):
+        VerifiedRelease.sum_prices(stranger(quiet), release)
+    for row in plan.release._rows(plan):
+        stated = f"ε = {shown_epsilon(row.epsilon)}"
+        for lie in ("ε = 0.1", f"ε = {shown_epsilon(1.01 * row.epsilon)}"):
+            false = receipt_of(plan)
+            (text,) = false["covered"]
+            assert text.count(stated) == 1
+            false["covered"] = [text.replace(stated, lie)]
+            with pytest.raises(Wrong, match="must state ε for the coordinator"):
+                VerifiedRelease.sum_prices(stranger(false), release)
