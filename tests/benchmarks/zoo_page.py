@@ -47,6 +47,7 @@ FIGURES = (
     "zoo_moments_k4",
     "zoo_moments_k12",
     "zoo_moments_k48",
+    "zoo_moments_tuning_k48",
     "zoo_slicing",
     "zoo_densities",
 )
@@ -609,6 +610,8 @@ def page() -> str:
         figures_by_size([f"zoo_moments_k{k}" for k in KEPT]),
         "By type of outcome, of all n together:\n",
         figures_by_outcome([f"zoo_moments_k{k}" for k in KEPT]),
+        "The half that settings are chosen by:\n",
+        figures_by_size(["zoo_moments_tuning_k48"]),
         "## Slicing of small hospitals\n",
         SLICING,
         figures_by_size(["zoo_slicing"], "epsilon=3"),

@@ -105,7 +105,7 @@ class MomentsPlan(Aggregates):
             "an outcome differ in spread, that of a coefficient that is not declared is too sure. A declared "
             "coefficient is the regression's own all the same, the nearer the larger ε and the site: declare each one "
             "that will be read (docs/zoo.md). Many large sites share the model's error, which does not shrink with "
-            "them: from about fifty of 5,000 on, intervals hold too seldom. Effects on a measurement with a long tail "
+            "them: pooled intervals of about fifty hold too seldom. Effects on a measurement with a long tail "
             "are drawn towards none; those of a nominal column's levels, which the model lets overlap, towards the "
             "first one where few persons or outcomes are there."
         )
