@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stage.processes.ports import free_port
 from stage.processes.theatre import PASSPHRASE, ROOT, Theatre, plan_toml
 
 HEAVY = (
@@ -48,7 +49,8 @@ class Verb:
     @property
     def name(self) -> str:
         words = [word for word in self.words.split(" --")[0].split() if not word.startswith("{")]
-        return " ".join([self.module.partition(".")[0].replace("_", "-"), *words])
+        program = next(program for program, (module, _) in PROGRAMS.items() if module == self.module)
+        return " ".join([program, *words])
 
     def argv(self, made: Mapping[str, str]) -> list[str]:
         home = ["--home", "{hub}"] if self.module == "coordinator.cli" else []
@@ -61,6 +63,10 @@ def _site(words: str, *, may: tuple[str, ...] = (), **more: Any) -> Verb:
 
 def _hub(words: str, *, may: tuple[str, ...] = STORED, **more: Any) -> Verb:
     return Verb("coordinator.cli", words, may=may, **more)
+
+
+def _ask(words: str, *, may: tuple[str, ...] = CALLS, **more: Any) -> Verb:
+    return Verb("coordinator.analyst.commands", f"{words} --token {{token}}", may=may, **more)
 
 
 PRICES = ("numpy", "scipy")
@@ -95,9 +101,15 @@ VERBS = (
     _hub("plan sign {plan} --dry-run", may=(*STORED, *PRICES)),
     _hub("wave status storm"),
     _hub("wave remind storm 1 --dry-run"),
+    _hub("wave close storm 1 --reason late --dry-run"),
+    _hub("grants"),
     _hub("analyst list"),
+    _hub("analyst add ada --study storm --out {folder}/ada.json", once=True),
     _hub("log verify"),
     _hub("log head"),
+    _ask("studies"),
+    _ask("releases storm"),
+    _ask("log storm"),
 )
 
 PROGRAMS = {
@@ -130,12 +142,18 @@ def study(folder: Path, n: int = 200) -> Iterator[tuple[Theatre, dict[str, str]]
     stage = Theatre(folder / "stage")
     try:
         stage.open(ours)
+        stage.stop()
+        settings = stage.hub / "coordinator.toml"
+        settings.write_text(settings.read_text().replace('analysts = ""', f'analysts = "127.0.0.1:{free_port()}"'))
+        stage.serve()
         stage.join("north", folder / "table.csv", "storm")
         stage.agent("north", "release", "storm", "--wave", "1")
         release = stage.waiting("north", 1)
+        token = folder / "nora.json"
+        stage.coordinator("analyst", "add", "nora", "--study", "storm", "--out", token)
         fingerprint = stage.agent("north", "status").json["fingerprint"]
         made = {"hub": str(stage.hub), "folder": str(folder), "plan": str(folder / "plan.toml")}
-        yield stage, {**made, "release": release, "fingerprint": fingerprint}
+        yield stage, {**made, "release": release, "fingerprint": fingerprint, "token": str(token)}
     finally:
         stage.close()
 
@@ -179,6 +197,7 @@ _PLAIN = ("rich.console", "rich.table", "sqlite3", "shared.releases.receipt", "s
 IMPORTED = {
     "site_agent.cli": ("site_agent.cli", "site_agent.decide.airlock", "site_agent.ledger.book", *_PLAIN),
     "coordinator.cli": ("coordinator.cli", "coordinator.store.store", "sqlalchemy.dialects.sqlite", *_PLAIN),
+    "coordinator.analyst.commands": ("coordinator.analyst.commands",),
 }
 """What every command of a program may have imported: with the store comes `STORED`."""
 _FORK = """
