@@ -771,7 +771,9 @@ class VerifiedRelease:
             who = f" and {many} site{'s' * (many > 1)}" * (many > 0) if many < others else f" and all {many} others"
             found = re.search(rf"the coordinator{who}: ε = ([0-9.]+)", text)
             # Printed to four digits, rounded up.
-            right = found is not None and epsilon * (1 - 1e-6) <= float(found[1]) <= epsilon * 1.0011
+            said = float(found[1]) if found else math.inf
+            right = math.isclose(said, epsilon, rel_tol=1.1e-3)
+            right = right and (said >= epsilon or math.isclose(said, epsilon, rel_tol=1e-6))
             self.must(right, f"its receipt must state ε for the coordinator{who}")
 
     def approvals(
