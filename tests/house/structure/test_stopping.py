@@ -37,6 +37,19 @@ with database_server("ended") as server:
 """
 
 
+@pytest.fixture(autouse=True)
+def _nothing_to_stop_yet(monkeypatch):
+    """A session's server may have been started in this process before: what stops it is set aside, and put back."""
+    before = {number: signal.getsignal(number) for number in stopping._SIGNALS}
+    for name, empty in {"_STOPS": [], "_BEFORE": {}, "_OWNER": []}.items():
+        monkeypatch.setattr(stopping, name, empty)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def runs(pid: int) -> bool:
     """True while a process is there and no zombie."""
     try:
