@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom
 from stage.mechanisms.postures import TODAY, cohort, site, study
 
 from shared.base.randomness import seeded_rng
@@ -205,6 +206,15 @@ def test_a_large_table_is_rehearsed_by_a_part_and_whole_only_where_a_row_of_that
         assert sizes == [100, 300] * REHEARSALS
         expected = int(re.search(r"about (\d+) such rows", refused.value.given)[1])
         assert 150 <= expected <= 300, "those of all rows, not of the part"
+
+
+def test_by_parts_about_one_release_in_a_hundred_at_most_is_let_pass_that_is_refused_later():
+    """Rows that stay are as a Poisson law: few enough to be missed in most parts are seldom among those looked at."""
+    most = REHEARSALS // 2
+    for n in (2, 4, 10, 40) * np.array(drawing.REHEARSED):
+        stay = np.linspace(0.01, 60, 3000)  # of all n rows, in the mean
+        missed = binom.sf(most, REHEARSALS, np.exp(-stay * drawing.REHEARSED / n))
+        assert (missed * -np.expm1(-stay * equal_rows.ROWS / n)).max() < 0.012
 
 
 def test_rows_that_stay_as_they_are_count_where_they_are_alone():

@@ -256,6 +256,13 @@ def test_a_stranger_s_script_works_out_every_row_of_the_price_from_the_charged_e
     VerifiedRelease.sum_prices(stranger(receipt), release)
 
 
+def test_a_stranger_s_script_follows_a_plan_from_before():
+    before = planned().to_canonical()
+    del before["release"]["places"]
+    plan = StudyPlan.from_canonical(before)
+    VerifiedRelease.sum_prices(stranger(receipt_of(plan)), plan.to_canonical()["release"])
+
+
 def test_a_stranger_s_script_finds_a_price_that_is_not_its_event_s():
     plan = planned()
     release = plan.to_canonical()["release"]
