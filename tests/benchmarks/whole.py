@@ -164,6 +164,8 @@ class Whole:
     def begin(self, step: Step) -> None:
         """Start it, in a group of processes of its own."""
         print(f"== {step.name}", flush=True)
+        begun, code = time.monotonic(), state_of_code(benchmarks=True)
+        # Nothing that takes time before it is noted: whoever stops the runner meanwhile would leave it running.
         process = subprocess.Popen(
             [sys.executable, *step.words],
             cwd=ROOT,
@@ -171,7 +173,7 @@ class Whole:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.running[process.pid] = (step, process, time.monotonic(), state_of_code(benchmarks=True))
+        self.running[process.pid] = (step, process, begun, code)
 
     def end(self, wanted: list[Step]) -> None:
         """Wait for the next that ends, and keep what it took."""

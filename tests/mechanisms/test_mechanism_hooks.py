@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
 from shared.mechanisms.kinds import KINDS
-from tests.stage.house.sources import production
+from tests.stage.house.sources import ROOT, production
 
 CLASSES = {where.rpartition(":")[2] for where in KINDS.values()}
 IS_FOR_ONE = "is for this mechanism alone, and refuses others"
@@ -25,6 +26,7 @@ NAMING = {
     "shared/mechanisms/kinds.py": "the list of them all",
     "site_agent/decide/airlock/overview.py": "what receipts of version 0.1.0 said of the mechanisms of then",
     "site_agent/release/drawing.py": "where a plan's drawing is chosen",
+    "site_agent/show/verifier.py": "one file that a stranger takes along: it has no class to ask",
     "site_agent/training/secure_sum/member.py": IS_FOR_ONE,
 }
 """Module outside the mechanisms' own folders that tells one from the others: why."""
@@ -74,6 +76,13 @@ def test_outside_their_folders_mechanisms_are_asked_and_not_told_apart():
         and any(_names_one(node) for node in ast.walk(tree))
     }
     assert found == {*NAMING}
+
+
+def test_the_page_of_changes_counts_them():
+    page = (ROOT / "docs" / "changes.md").read_text(encoding="utf-8")
+    said = re.search(r"(\d+) modules outside their folders tell mechanisms apart", page)
+    assert said is not None
+    assert int(said[1]) == len(NAMING)
 
 
 @pytest.mark.parametrize(
