@@ -64,6 +64,14 @@ class PlannedOutcomes:
         """All columns that are drawn last, ascending."""
         return tuple(sorted(column for group in self.groups for column in group))
 
+    def kind(self, group: tuple[int, ...]) -> str:
+        """``levels``, ``hazard``, ``count`` or ``linear``: which law a group has."""
+        if len(group) == 2:
+            return "hazard"
+        if group[0] in self.levels:
+            return "levels"
+        return "count" if group[0] in self.whole else "linear"
+
 
 def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
     """Outcomes of a plan; None where its flow does not draw them last, or the plan names none.

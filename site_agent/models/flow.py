@@ -55,8 +55,9 @@ __all__ = [
     "FlowSettings",
     "Progress",
     "Trainer",
-    "estimate_cost",
     "fit_flow",
+    "fit_megabytes",
+    "fit_seconds",
     "network_of",
     "refit_flow",
     "smallest_n",
@@ -473,31 +474,28 @@ def _known(
     return trainer.layers() if _clear(found.start - found.best, settings.gate) else ()
 
 
-def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[float, float]:
-    """Upper bounds of the cost of `fit_flow` on this machine: (seconds, megabytes).
+def fit_seconds(n: int, d: int, settings: FlowSettings | Training) -> float:
+    """Upper bound of the time of `fit_flow` on this machine.
 
     A few training steps are timed on made-up numbers of the same shape, and multiplied by the steps of a run that
-    never stops early. Early stopping makes most runs shorter. Megabytes are this process's peak memory so far, plus
-    the arrays of the fit.
+    never stops early. Early stopping makes most runs shorter.
 
     Raises: ParameterError, if n or d is not positive.
     """
-    import resource
-
-    if n < 1 or d < 1:
-        raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
+    _require_positive(n, d)
     settings = FlowSettings.of(settings)
     train, batch = settings.sizes(n)
     seconds = 0.5 + 2e-6 * n * d
     if settings.flows and settings.epochs:
         noise = np.random.default_rng(0).standard_normal((batch, d))
+        step = math.inf
         with session_of(settings):
             trainer = Trainer(d, settings, 0)
             trainer.run(noise, batch, 3, 1, None, final=False)
-            timed = 10
-            began = time.monotonic()
-            trainer.run(noise, batch, timed, 1, None, final=False)
-            step = (time.monotonic() - began) / timed
+            for _ in range(5):  # the fastest: other programs do not take part in each
+                began = time.monotonic()
+                trainer.run(noise, batch, 2, 1, None, final=False)
+                step = min(step, (time.monotonic() - began) / 2)
         # Reading the held-back records costs about a third of a step per batch of them.
         per_epoch = (max(1, train // batch) + (n - train) / batch / 3) * (
             _searched(n, settings) if settings.refit else 1.0
@@ -507,9 +505,21 @@ def estimate_cost(n: int, d: int, settings: FlowSettings | Training) -> tuple[fl
         if settings.transfer and n < TRANSFER_BELOW:
             # Once more on the records, and once on the rows that are drawn from the shared flow.
             seconds += step * settings.epochs * (per_epoch + _DRAWN / batch)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    arrays = 8e-6 * n * d * 24 + 8e-6 * min(n, 8192) * settings.hidden * (settings.layers + 2)
-    return seconds, peak + arrays
+    return seconds
+
+
+def fit_megabytes(n: int, d: int, settings: FlowSettings | Training) -> float:
+    """Upper bound of the arrays of `fit_flow`, beside what a process takes that has none.
+
+    Raises: ParameterError, if n or d is not positive.
+    """
+    _require_positive(n, d)
+    return 8e-6 * n * d * 20 + 8e-6 * min(n, 8192) * settings.hidden * (settings.layers + 2)
+
+
+def _require_positive(n: int, d: int) -> None:
+    if n < 1 or d < 1:
+        raise ParameterError("n and d must be at least 1", given=f"n = {n}, d = {d}")
 
 
 # -- what cannot be fitted ----------------------------------------------------------------------------------------

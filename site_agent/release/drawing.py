@@ -39,8 +39,6 @@ NOTES = (
     "What the attacks found decides nothing: the price bounds what any attack can learn of a person, and a release "
     "that was refused for what it has in common with a record would tell of that record."
 )
-HELD_BACK = 0.2
-"""Share of the records that the shadow flow of the membership attack never sees."""
 REHEARSED = 250_000
 """Rows by which a larger table is rehearsed first.
 
@@ -422,7 +420,7 @@ def _attack(
     attacked and thrown away: it never reaches the disk. Of a large table it is one of `MOST_PROBED` records: among
     fewer rows a member is easier to tell, so that what passes there passes; what does not is tried among all.
     """
-    from site_agent.release.audit.attacks import MOST_PROBED, AttackedRows, attack
+    from site_agent.release.audit.attacks import HELD_BACK, MOST_PROBED, AttackedRows, attack
     from site_agent.release.audit.report import AuditLimits, AuditReport, beyond, gate
 
     in_force = AuditLimits(

@@ -44,6 +44,7 @@ from shared.releases.receipt import Receipt, planned_event
 
 __all__ = [
     "FittedMechanism",
+    "estimate_megabytes",
     "estimate_seconds",
     "fit",
     "public_flow",
@@ -57,6 +58,8 @@ __all__ = [
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Progress = Callable[[float], None]
+_IDLE_MB, _TORCH_MB = 155.0, 210.0
+"""What a process takes that has read nothing yet, and what torch and nflows add to it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -207,27 +210,55 @@ def public_flow(plan: StudyPlan, encoder: Encoder) -> Composed:
     return public_start(encoder, plan.reference)
 
 
-def estimate_seconds(plan: StudyPlan, n: int, d: int) -> tuple[float, float]:
-    """Estimated cost of fitting on this machine, without early stopping: (seconds, megabytes)."""
-    from site_agent.models.flow import FlowSettings, estimate_cost
+def estimate_seconds(plan: StudyPlan, n: int, d: int) -> float:
+    """Likely time of fitting on this machine, and of fitting again for the audit: a dry run's.
+
+    Most flows stop early: half of what one takes that does not. Laws of outcomes, and steps that a plan counts, do not.
+    """
+    from site_agent.models.flow import FlowSettings, fit_seconds
 
     if plan.posture in ("local", "holdout"):
-        own = n if plan.posture == "local" else max(1, round(plan.holdout * n))
+        own, inner = _own_of(plan, n, d)
         # A plan with `search` has no wave any more but through an earlier flow: this is more than it takes.
-        seconds, megabytes = estimate_cost(own, d, replace(plan.training, search=False))
+        seconds = fit_seconds(own, inner, replace(plan.training, search=False)) / 2
         outcomes = planned_outcomes(plan)
         if outcomes is not None:
             from site_agent.models.outcome_laws.laws import laws_cost
+            from site_agent.release.audit.attacks import HELD_BACK, MOST_PROBED
 
-            more = laws_cost(own, outcomes)
-            seconds, megabytes = seconds + more[0], megabytes + more[1]
-        return seconds, megabytes
-    idle, megabytes = estimate_cost(n, d, FlowSettings(flows=0))
+            shadow = round((1 - HELD_BACK) * min(own, MOST_PROBED)) if plan.posture == "local" else 0
+            seconds += sum(laws_cost(size, outcomes)[0] for size in (own, shadow) if size)
+        return seconds
     if plan.private is None:
-        return idle, megabytes
+        return fit_seconds(n, d, FlowSettings(flows=0)) / 2
     from site_agent.models.private_flow import seconds_per_step
 
-    return idle + plan.private.steps * seconds_per_step(n, d, plan.training, plan.private), megabytes
+    return plan.private.steps * seconds_per_step(n, d, plan.training, plan.private)
+
+
+def estimate_megabytes(plan: StudyPlan, n: int, d: int) -> float:
+    """Likely peak memory of a process that fits; 0 where nothing is fitted without noise."""
+    from site_agent.models.flow import fit_megabytes
+
+    if plan.posture not in ("local", "holdout"):
+        return 0.0
+    own, inner = _own_of(plan, n, d)
+    arrays = fit_megabytes(own, inner, plan.training)
+    outcomes = planned_outcomes(plan)
+    if outcomes is not None:
+        from site_agent.models.outcome_laws.laws import laws_cost
+
+        arrays = max(arrays, laws_cost(own, outcomes)[1])
+    return _IDLE_MB + (_TORCH_MB if plan.training.by_nflows else 0.0) + arrays
+
+
+def _own_of(plan: StudyPlan, n: int, d: int) -> tuple[int, int]:
+    """Records that a flow is fitted on, and columns that it has: outcomes that are drawn last are none of them."""
+    outcomes = planned_outcomes(plan)
+    return (
+        n if plan.posture == "local" else max(1, round(plan.holdout * n)),
+        d if outcomes is None else d - len(outcomes.drawn),
+    )
 
 
 # -- one function per posture -------------------------------------------------------------------------------------

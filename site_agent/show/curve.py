@@ -33,6 +33,7 @@ from shared.plans.outcomes import planned_outcomes
 from shared.plans.plan import StudyPlan
 from shared.privacy import accountant as privacy
 from shared.privacy.stated import FLOW
+from site_agent.release.audit.attacks import HELD_BACK
 from site_agent.release.audit.distances import linkage, membership_auc, whitening
 from site_agent.release.audit.likelihood import trade_off, weighed
 from site_agent.release.audit.rates import Rate, rate
@@ -45,7 +46,6 @@ __all__ = ["GRID", "Point", "PriceCurve", "Step", "price_curve", "require_allowe
 GRID: tuple[float, ...] = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 DRAWS = 5
 """Releases at each w on which the planned analyses are run."""
-HELD_BACK = 0.2
 CLEAR = 2.0
 """A coefficient nearer to 0 than this many standard errors has no relative error worth reading."""
 

@@ -407,12 +407,16 @@ class LatentNoisePlan(MechanismPlan):
 
     def effort(self, plan: StudyPlan, n: int, d: int) -> Effort:
         """As of `MechanismPlan`."""
-        # The models of levels grow with the square of the columns; beyond 50,000 records a part of them says where to
-        # begin, and attacks are tried on that many.
-        few = min(n, 50_000)
+        # Models of levels grow with the square of the columns, where they are fitted, which under ``local`` the audit
+        # does again; beyond 50,000 records a part of them says where to begin, and attacks are tried on that many. What
+        # draws and prices a training's noise takes a second and 40 MB.
+        n = max(1, round(n * (1 - plan.holdout))) if plan.posture == "holdout" else n
+        few, trained = min(n, 50_000), plan.private is not None
+        fits = {"local": 2, "holdout": 1}.get(plan.posture, 0)
+        rows = fits * (0.4e-6 * few + 0.15e-6 * (n - few)) * d**2 if fits else 7e-6 * n * d
         return Effort(
-            seconds=1.3 + (0.8e-6 * few + 0.5e-6 * (n - few)) * d**2 + 2.5e-9 * few * min(n, 15_000),
-            memory_mb=165 + (2.2e-4 * few + 1.5e-4 * (n - few)) * d,
+            seconds=1.3 + rows + 2.5e-9 * few * min(n, 15_000) + 0.9 * trained,
+            memory_mb=165 + (2.2e-4 * few + 1.5e-4 * (n - few)) * d + 40 * trained,
             bundle_mb=0.03 + 1.5e-6 * n * d,
         )
 

@@ -25,7 +25,7 @@ from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.outcome_laws.terms import asked_products
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "copies_of"]
 
 Array = NDArray[np.float64]
 Law = LevelLaw | TiltLaw | HazardLaw
@@ -35,6 +35,11 @@ ROWS, LEAST_COPIES, MOST_COPIES = 30_000, 4, 60
 STEPS, _BLOCK = 4, 1024
 _RIDGE, _FAR, _NEAR, _NEWTON = 0.05, 4.0, 5e-3, 2
 Regression = Callable[[Array, Any, Array | None], tuple[Array, Array]]
+
+
+def copies_of(n: int) -> int:
+    """Simulated tables of n rows each, for n records."""
+    return int(np.clip(ROWS // n, LEAST_COPIES, MOST_COPIES)) // 4 * 4
 
 
 def calibrated(
@@ -53,7 +58,7 @@ def calibrated(
         generator: draws the simulated tables.
     """
     n = len(x)
-    copies = int(np.clip(ROWS // n, LEAST_COPIES, MOST_COPIES)) // 4 * 4
+    copies = copies_of(n)
     # Each draw four times, with either sign for covariates and outcomes: what is odd in it cancels out.
     last = np.isin(np.arange(x.shape[1]), planned.drawn)
     signs = np.array([[a if own else b for own in last] for a in (1.0, -1.0) for b in (1.0, -1.0)])
@@ -65,7 +70,7 @@ def calibrated(
             turned = law
             _draw(turned, drawn)
         else:
-            turned, drawn = _turned(law, x, drawn, planned)
+            turned, drawn = _turned(law, x, drawn, planned, _REGRESSIONS[planned.kind(planned.groups[k])])
         out.append(turned)
     return replace(laws, laws=tuple(out))
 
@@ -81,11 +86,10 @@ def _features(law: Law, rows: Array) -> Array:
     return np.concatenate([law.inputs.features(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)])
 
 
-def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes) -> tuple[Law, Array]:
+def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes, regression: Regression) -> tuple[Law, Array]:
     """The law turned, and the simulated rows with what it draws."""
     asked = len(asked_products(law.inputs, planned))
     own, there = (_design(law.inputs, rows, planned, asked) for rows in (x, drawn))
-    regression = _REGRESSIONS[_kind(law, planned)]
     target = regression(own, _outcome(law, x, planned), None)[0]
     curvature = regression(own, _outcome(law, x, planned), target)[1]
     se = np.sqrt(np.maximum(np.diag(np.linalg.pinv(curvature)), 0.0))
@@ -139,14 +143,6 @@ def _apart(
             away = np.clip(away + np.nan_to_num(np.linalg.solve(curvature + floor, score)), -_FAR * se, _FAR * se)
         found.append(away)
     return np.mean(found, axis=0)
-
-
-def _kind(law: Law, planned: PlannedOutcomes) -> str:
-    if isinstance(law, LevelLaw):
-        return "levels"
-    if isinstance(law, HazardLaw):
-        return "hazard"
-    return "count" if law.column in planned.whole else "linear"
 
 
 def _design(inputs: OutcomeInputs, x: Array, planned: PlannedOutcomes, asked: int) -> Array:

@@ -17,13 +17,25 @@ import numpy as np
 from shared.flows.outcomes import HazardLaw, LevelLaw, OutcomeInputs, TiltLaw
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
+from site_agent.models.outcome_laws.calibrated import copies_of
 from site_agent.models.outcome_laws.hazards import hazard_law
-from site_agent.models.outcome_laws.terms import ROUNDS, Array, Codes, chosen_terms, inputs_of, least, ridge_of
+from site_agent.models.outcome_laws.terms import ROUNDS, Array, Codes, chosen_terms, inputs_of, least, ridge_of, widths
 from site_agent.models.outcome_laws.tilts import tilt_law
 
 __all__ = ["fit_laws", "laws_cost"]
 
 Law: TypeAlias = LevelLaw | TiltLaw | HazardLaw
+
+# Constants of `tests/benchmarks/estimates.py`, at 5,000 to 40,000 records of 8 to 15 columns.
+_A_CANDIDATE = 5e-8
+"""Seconds per record of a term that may be taken in, over all rounds."""
+_COSTS = {
+    "levels": (1e-6, 3.3e-7, 0),
+    "linear": (55e-6, 2.6e-7, 24),
+    "count": (28e-6, 3.5e-7, 24),
+    "hazard": (9e-6, 5.8e-7, 24),
+}
+"""Kind of outcome to seconds per record of the fit, per simulated row and term of the calibration, and bins."""
 
 
 def fit_laws(x: Array, planned: PlannedOutcomes) -> OutcomesLast:
@@ -39,9 +51,10 @@ def fit_laws(x: Array, planned: PlannedOutcomes) -> OutcomesLast:
     for group in planned.groups:
         inputs = inputs_of(x, known, planned)
         law: Law
-        if len(group) == 2:
+        kind = planned.kind(group)
+        if kind == "hazard":
             law = hazard_law(x, group, inputs)
-        elif group[0] in planned.levels:
+        elif kind == "levels":
             law = level_law(x, group[0], planned.levels[group[0]], inputs)
         else:
             law = tilt_law(x, group[0], inputs, planned)
@@ -51,11 +64,21 @@ def fit_laws(x: Array, planned: PlannedOutcomes) -> OutcomesLast:
 
 
 def laws_cost(n: int, planned: PlannedOutcomes) -> tuple[float, float]:
-    """Upper bounds of the cost of fitting and calibrating laws on n records: (seconds, megabytes)."""
-    # As measured for counts, the slowest, at 300 and 20,000 records; about a dozen tables of records by bins. A number
-    # that may be missing is not put right, and took a tenth, as whether it is missing.
-    groups = len(planned.outcomes) + planned.covariates / 10
-    return groups * (1.0 + 7e-4 * n), 8e-6 * 26 * (12 * n + 40_000) + 8e-6 * 4 * max(n, 7_500) * planned.d
+    """Cost of fitting and calibrating laws on n records: (seconds, megabytes of arrays).
+
+    A number that may be missing is not put right, which takes most of the time of a law of levels.
+    """
+    seconds, megabytes = 0.0, 0.0
+    known = [j for j in range(planned.d) if j not in planned.drawn]
+    simulated = n * copies_of(n)
+    for k, group in enumerate(planned.groups):
+        base, candidates = widths(known, planned)
+        fitted, turned, bins = _COSTS[planned.kind(group)]
+        seconds += n * (fitted + _A_CANDIDATE * candidates) + (k >= planned.covariates) * simulated * turned * base
+        tables = max(4 * candidates * n, 12 * bins * n, simulated * (4 * planned.d + 3 * base))
+        megabytes = max(megabytes, 8e-6 * tables)
+        known += group
+    return seconds, megabytes + 8e-6 * 15 * n * planned.d
 
 
 def level_law(x: Array, column: int, levels: int, inputs: OutcomeInputs) -> LevelLaw:

@@ -32,6 +32,7 @@ __all__ = [
     "inputs_of",
     "least",
     "ridge_of",
+    "widths",
 ]
 
 Array: TypeAlias = NDArray[np.float64]
@@ -150,6 +151,13 @@ def _candidates(inputs: OutcomeInputs, atoms: Array) -> Array:
     there = {tuple(row) for row in inputs.extras.tolist()}
     rows = [row for row in rows if (float(row[0]), float(row[1]), float(row[2])) not in there]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def widths(known: Sequence[int], planned: PlannedOutcomes) -> tuple[int, int]:
+    """Terms that a law of these columns always has, and most that may be taken in."""
+    numbers = sum(j not in planned.levels for j in known)
+    pieces = numbers + sum(planned.levels[j] - 1 for j in known if j in planned.levels)
+    return pieces, (len(_BENDS) + 2) * numbers + pieces * (pieces - 1) // 2
 
 
 def chosen_terms(inputs: OutcomeInputs, atoms: Array, channels: Sequence[Array]) -> OutcomeInputs:

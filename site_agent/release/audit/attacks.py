@@ -48,9 +48,11 @@ from site_agent.release.audit.rates import Array, rate
 from site_agent.release.audit.report import EXTREME_SHARE, AuditLimits, AuditReport
 from site_agent.release.audit.view import recoded, seen
 
-__all__ = ["MOST_LOOKED_FOR", "MOST_PROBED", "AttackedRows", "attack", "run_audit"]
+__all__ = ["HELD_BACK", "MOST_LOOKED_FOR", "MOST_PROBED", "AttackedRows", "attack", "run_audit"]
 
 
+HELD_BACK = 0.2
+"""Share of the records that the flow behind an attack on membership never sees."""
 _MOST_RATIOS = 40_000_000
 MOST_LOOKED_FOR = 10_000
 """Records whose nearest released row is looked for, of each kind: a rate is told to a hundredth by them."""

@@ -16,6 +16,7 @@ from shared.base.memory import available_mb
 from shared.errors import StorageRefusal, TooLarge, require
 from shared.wire.site_messages import CoordinatorLimits
 from site_agent.release.pipeline.opened import TABLE_CAP
+from site_agent.release.pipeline.stages import most_memory, persons_of
 
 if TYPE_CHECKING:
     from shared.mechanisms.base import Effort
@@ -44,12 +45,14 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
         StorageRefusal: it would take more memory than there is.
     """
     from shared.plans.encoding import Encoder
+    from shared.releases.receipt import refits
     from site_agent.records.readers import reader
     from site_agent.release.pipeline.before_draw import require_delta
 
     site.floors.require_named(plan)
     site.budget.require_worst(plan)
-    if not any(hold.drawn for hold in site.ledger.holds(plan.study)):  # no earlier flow that a wave might go through
+    earlier = any(hold.drawn for hold in site.ledger.holds(plan.study))  # whose flow a wave might go through
+    if not earlier:
         plan.training.require_one_network(plan.returning)
     if plan.posture in ("local", "holdout") and plan.training.by_nflows:
         require("torch", "nflows")
@@ -59,11 +62,12 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
         return ()
     rows = reader(source).count(source)
     require_delta(plan.budget.delta, fewest_persons(plan, rows, len(site.ledger.persons_withdrawn(plan.study))))
-    effort = plan.release.effort(plan, _persons(plan, rows), Encoder(dictionary=plan.dictionary).d)
+    effort = plan.release.effort(plan, persons_of(plan, rows), Encoder(dictionary=plan.dictionary).d)
+    passes = earlier and not any(refits(plan, wave) for wave in plan.waves)  # and fits nothing
     return (
         *_delta_noted(plan, rows),
         *_require_opened(plan, rows, effort, site.coordinator_takes),
-        *_require_memory(effort, site.memory_mb),
+        *_require_memory(effort.memory_mb if passes else most_memory(plan, rows, effort), site.memory_mb),
     )
 
 
@@ -83,12 +87,6 @@ def fewest_persons(plan: StudyPlan, rows: int, withdrawn: int = 0) -> int:
     if plan.posture == "holdout":  # who trains is drawn by lot: this many are left but once in a billion tables
         left = math.floor(left * (1 - plan.holdout) - 6 * math.sqrt(rows * plan.holdout * (1 - plan.holdout)))
     return max(left, 0)
-
-
-def _persons(plan: StudyPlan, rows: int) -> int:
-    """Persons that estimates are made for: each row is one, but where a person has several."""
-    repeated = plan.dictionary.repeated
-    return rows if repeated is None else math.ceil(rows / repeated.rows)
 
 
 def _delta_noted(plan: StudyPlan, rows: int) -> tuple[str, ...]:
@@ -126,19 +124,19 @@ def _require_opened(plan: StudyPlan, rows: int, effort: Effort, takes: Coordinat
     return tuple(notes)
 
 
-def _require_memory(effort: Effort, configured: int | None) -> tuple[str, ...]:
+def _require_memory(needed: float, configured: int | None) -> tuple[str, ...]:
     """Refuse a run that takes more memory than site.toml gives it, or than this machine has left."""
     most = available_mb() if configured is None else float(configured)
     if most is None:
         return ()
     whose = "that this machine has left now" if configured is None else "of memory_mb in site.toml"
-    if effort.memory_mb > most:
+    if needed > most:
         raise StorageRefusal(
             f"a release must be made within the {most:.0f} MB of memory {whose}",
-            given=f"about {effort.memory_mb:.0f} MB",
+            given=f"about {needed:.0f} MB",
             next_step=f"{_UNCHARGED} End other programs or take a larger machine; memory_mb in site.toml says how much "
             f"a release may take. {_SMALLER}.",
         )
-    if effort.memory_mb > most / WITHIN:
-        return (f"It may take more than the {most:.0f} MB of memory {whose}: about {effort.memory_mb:.0f} MB.",)
+    if needed > most / WITHIN:
+        return (f"It may take more than the {most:.0f} MB of memory {whose}: about {needed:.0f} MB.",)
     return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from shared.plans.plan import StudyPlan
 from site_agent.config import TableSource
 
 if TYPE_CHECKING:
-    pass
+    from shared.mechanisms.base import Effort
 
 __all__ = [
     "STAGES",
@@ -22,6 +23,8 @@ __all__ = [
     "ReleaseStage",
     "RunEstimate",
     "estimate",
+    "most_memory",
+    "persons_of",
 ]
 
 
@@ -73,19 +76,46 @@ class RunEstimate:
 
 def estimate(plan: StudyPlan, source: TableSource) -> RunEstimate:
     """Time and memory of a run on a table, before it starts; the table's rows are counted, not checked."""
-    from shared.plans.encoding import Encoder
     from site_agent.records import table as records
-    from site_agent.release.fitting import estimate_seconds
 
-    d = Encoder(dictionary=plan.dictionary).d
-    n = records.count(source)
+    rows = records.count(source)
+    n, d = persons_of(plan, rows), _columns(plan)
     own = plan.release.effort(plan, n, d)
-    seconds, megabytes = own.seconds, own.memory_mb
-    if plan.release.draws_rows and plan.release.edges is None:
-        # Most fits stop early: half of what one takes that does not.
-        fit = estimate_seconds(plan, n, d)
-        seconds, megabytes = seconds + fit[0] / 2, max(megabytes, fit[1])
-    return RunEstimate(seconds=seconds, memory_mb=megabytes, bundle_mb=own.bundle_mb, n=n, d=d)
+    seconds = own.seconds
+    if _fits(plan):
+        from site_agent.release.fitting import estimate_seconds
+
+        seconds += estimate_seconds(plan, n, d)
+    return RunEstimate(seconds=seconds, memory_mb=most_memory(plan, rows, own), bundle_mb=own.bundle_mb, n=rows, d=d)
+
+
+def most_memory(plan: StudyPlan, rows: int, own: Effort) -> float:
+    """Peak memory in megabytes of a run on so many rows, before it starts: of fitting, or of all else.
+
+    Args:
+        own: cost of the release but for fitting.
+    """
+    if not _fits(plan):
+        return own.memory_mb
+    from site_agent.release.fitting import estimate_megabytes
+
+    return max(own.memory_mb, estimate_megabytes(plan, persons_of(plan, rows), _columns(plan)))
+
+
+def persons_of(plan: StudyPlan, rows: int) -> int:
+    """Persons that estimates are made for: each row is one, but where a person has several."""
+    repeated = plan.dictionary.repeated
+    return rows if repeated is None else math.ceil(rows / repeated.rows)
+
+
+def _columns(plan: StudyPlan) -> int:
+    from shared.plans.encoding import Encoder
+
+    return Encoder(dictionary=plan.dictionary).d
+
+
+def _fits(plan: StudyPlan) -> bool:
+    return plan.release.draws_rows and plan.release.edges is None
 
 
 class ReleaseClock:

@@ -20,6 +20,7 @@ from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow
+from site_agent.models.outcome_laws import terms
 from site_agent.models.outcome_laws.laws import fit_laws
 
 N = 1500
@@ -357,6 +358,17 @@ def test_an_outcome_that_follows_from_the_rest_is_refused():
     with pytest.raises(TrainingRefusal, match="function of the others") as refusal:
         fit_flow(x, SMALL, seeded_rng(1), integer_columns=(1,), outcomes=outcomes)
     assert refusal.value.next_step
+
+
+def test_terms_are_counted_before_a_law_is_fitted_as_many_as_it_then_tries():
+    rng = np.random.default_rng(8)
+    x = np.column_stack([rng.normal(size=(N, 3)), rng.integers(0, 4, (N, 2)), rng.integers(0, 2, N)])
+    asked = planned(6, ((5,),), {3: 4, 4: 4, 5: 2})
+    inputs = terms.inputs_of(x, range(5), asked)
+    base, most = terms.widths(range(5), asked)
+    assert base == inputs.base == 3 + 2 * 3
+    tried = terms._candidates(inputs, inputs.all_atoms(x))
+    assert len(tried) == most - 2 * 3  # two levels of one column are never there at once
 
 
 def test_the_same_records_and_seed_give_the_same_laws():

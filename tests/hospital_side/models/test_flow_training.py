@@ -12,7 +12,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError, TrainingRefusal
 from shared.plans.plan import Training
 from site_agent.models import flow_shape, flow_trainer
-from site_agent.models.flow import FlowSettings, estimate_cost, fit_flow, refit_flow, smallest_n
+from site_agent.models.flow import FlowSettings, fit_flow, fit_megabytes, fit_seconds, refit_flow, smallest_n
 from site_agent.models.flow_trainer import Trainer
 from tests.benchmarks.paper.studies import gaussian_table
 
@@ -420,8 +420,8 @@ def test_without_refit_the_flow_is_the_one_that_was_validated():
 
 def test_cost_grows_with_records_and_epochs():
     few, more = (FlowSettings(flows=2, hidden=16, epochs=e) for e in (5, 500))
-    short, long = estimate_cost(500, 4, few), estimate_cost(500, 4, more)
-    assert long[0] > short[0] > 0
-    assert estimate_cost(10**6, 4, few)[1] > short[1] > 0
-    with pytest.raises(ParameterError, match="at least 1"):
-        estimate_cost(0, 4, few)
+    assert fit_seconds(500, 4, more) > fit_seconds(500, 4, few) > 0
+    assert fit_megabytes(10**6, 4, few) > fit_megabytes(500, 4, few) > 0
+    for cost in (fit_seconds, fit_megabytes):
+        with pytest.raises(ParameterError, match="at least 1"):
+            cost(0, 4, few)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from stage.both_sides.service import SMALL, Hub
@@ -19,6 +20,7 @@ from site_agent.config import SiteConfig, TableSource
 from site_agent.desk import open_desk, working_site
 from site_agent.release.pipeline.before_charge import WITHIN, fewest_persons, require_able
 from site_agent.release.pipeline.opened import TABLE_CAP
+from site_agent.release.pipeline.stages import most_memory
 from tests.benchmarks import estimates
 
 AMPLE = CoordinatorLimits(max_bundle=1 << 40, max_table=1 << 40)
@@ -154,6 +156,26 @@ def test_more_memory_than_the_machine_has_left_is_refused_uncharged(tmp_path, st
     assert "this machine has left" in refused(StorageRefusal, study, site, source(tmp_path, table)).must
     monkeypatch.setattr("site_agent.release.pipeline.before_charge.available_mb", lambda: None)
     assert require_able(study, source(tmp_path, table), site) == ()
+
+
+def test_memory_of_fitting_what_a_question_asks_for_is_counted_where_a_flow_is_fitted(tmp_path, site, monkeypatch):  # noqa: F811
+    where = counted(tmp_path, 50_000)
+    asked, plain = (StudyPlan.from_toml(estimates.study(kind, 10)) for kind in ("logistic", "latent_noise"))
+    own = asked.release.effort(asked, 50_000, 10)
+    needs = most_memory(asked, 50_000, own)
+    assert own.memory_mb <= most_memory(plain, 50_000, own) < needs / 1.2
+    short = replace(site, memory_mb=math.floor(needs))
+    assert f"about {needs:.0f} MB" in refused(StorageRefusal, asked, short, where).given
+    require_able(plain, where, short)
+    monkeypatch.setattr(site.ledger, "holds", lambda study=None: [SimpleNamespace(drawn=True)])
+    require_able(asked, where, short)  # through the flow of an earlier release
+
+
+def test_of_a_holdout_the_rows_that_are_released_count():
+    whole, half = (StudyPlan.from_toml(estimates.study(kind, 10)) for kind in ("latent_noise", "holdout"))
+    ours, theirs = half.release.effort(half, 20_000, 10), whole.release.effort(whole, 10_000, 10)
+    assert (ours.memory_mb, ours.bundle_mb) == (theirs.memory_mb, theirs.bundle_mb)
+    assert ours.seconds < theirs.seconds  # its flow is fitted once, and not again for the audit
 
 
 def test_slicing_half_a_million_rows_of_twenty_columns_is_within_two_gigabytes_or_refused(tmp_path, site):  # noqa: F811

@@ -146,7 +146,7 @@ def test_a_plan_signed_with_a_search_is_read_and_fits_no_flow_and_a_new_one_is_r
     assert StudyPlan.from_bytes(plan.canonical).hash == plan.hash
     with pytest.raises(PlanRefusal, match=r"training\.search must be left out"):
         FlowSettings.of(plan.training)
-    assert fitting.estimate_seconds(plan, 300, 2)[0] > 0, "what is asked before every wave refuses none"
+    assert fitting.estimate_seconds(plan, 300, 2) > 0, "what is asked before every wave refuses none"
     toml = template("flu", coordinator="hub", today=dt.date(2026, 1, 5)) + "\n[training]\nsearch = true\n"
     _, lines = review(toml, today=dt.date(2026, 1, 5))
     assert [line.state for line in lines if line.name == "training"] == ["fail"]
