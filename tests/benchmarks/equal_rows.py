@@ -9,7 +9,8 @@ columns.
 less likely than the least likely row that is hit by all but one in a hundred tables drawn from no record. A copy that
 is likelier is what a stranger's row may be, whatever is done with it.
 
-python -m tests.benchmarks.equal_rows [--half reporting|tuning] [--n 300,1000] [--draws 6] [--sites 2]
+python -m tests.benchmarks.equal_rows [--half reporting|tuning] [--worlds a,b] [--kinds binary,…] [--n 300,1000]
+    [--draws 6] [--sites 2] [--name equal_rows]
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from site_agent.release.checks import CHANCE
 from site_agent.release.equal_rows import TABLES, ChanceHits, held_against, hits_on, in_released_form, keys_of
 from site_agent.release.fitting import fit
 from tests.benchmarks import record, worlds
-from tests.benchmarks.zoo import plan_of, seed_of
+from tests.benchmarks.zoo import listed, plan_of, seed_of
 
 WEIGHTS = (0.0, 0.5, 0.8)
 MANY = 10
@@ -97,18 +98,21 @@ def main() -> None:
     """Run one half and write the results."""
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--half", choices=("tuning", "reporting"), default="reporting")
+    asked.add_argument("--worlds", type=listed(str), default=())
+    asked.add_argument("--kinds", type=listed(str), default=worlds.KINDS)
     asked.add_argument("--n", default=record.sized("300,1000", "300"))
     asked.add_argument("--draws", type=int, default=record.sized(6, 1))
     asked.add_argument("--sites", type=int, default=record.sized(2, 1))
+    asked.add_argument("--name", default="", help="of the file; without it that of the half")
     given = asked.parse_args()
-    half = worlds.TUNING if given.half == "tuning" else worlds.REPORTING
+    half = given.worlds or (worlds.TUNING if given.half == "tuning" else worlds.REPORTING)
     half = record.sized(half, half[:1])
     results: dict[str, Any] = {"half": given.half, "worlds": {}}
     everything: Counter[str] = Counter()
     for name in half:
         world = worlds.world(name)
         counts: Counter[str] = Counter()
-        for kind in record.sized(world.kinds, world.kinds[:1]):
+        for kind in record.sized([kind for kind in world.kinds if kind in given.kinds], world.kinds[:1]):
             for n in map(int, given.n.split(",")) if not world.sites else (0,):
                 for site in range(min(world.sites, 4) if world.sites else given.sites):
                     counts += table(name, kind, n or 1000, site, given.draws) or Counter()
@@ -126,12 +130,17 @@ def main() -> None:
     }
     results |= {"all": dict(everything), "shares": {name: round(share, 4) for name, share in shares.items()}}
     print(results["shares"])
+    chosen = [
+        f" --{name} {','.join(getattr(given, name))}"
+        for name, usual in {"worlds": (), "kinds": worlds.KINDS}.items()
+        if getattr(given, name) != usual
+    ]
     record.write(
-        "equal_rows" if given.half == "reporting" else "equal_rows_tuning",
+        given.name or ("equal_rows" if given.half == "reporting" else "equal_rows_tuning"),
         results,
         seed=0,
-        command=f"python -m tests.benchmarks.equal_rows --half {given.half} --n {given.n} --draws {given.draws} "
-        f"--sites {given.sites}",
+        command=f"python -m tests.benchmarks.equal_rows --half {given.half}{''.join(chosen)} --n {given.n} "
+        f"--draws {given.draws} --sites {given.sites}{f' --name {given.name}' if given.name else ''}",
     )
 
 
