@@ -2,9 +2,9 @@
 
 The same cells as `tests.benchmarks.zoo`, the product's way: a plan whose planned model is the question, each site's
 figures drawn under its ε, the coordinator's answer of all sites together where the mechanism has one, else each site's,
-its pooling. The mechanism is noisy moments, or by `--mechanism` noisy tables, slicing, or the density of the outcome,
-of which the mean is asked. Worlds whose columns the mechanism does not take are listed with the refusal. What is held
-against the records, by term and ε:
+its pooling. The mechanism is noisy moments, or by `--mechanism` noisy tables, slicing, cross-products of a linear
+model's columns, or the density of the outcome, of which the mean is asked. Worlds whose columns the mechanism does not
+take are listed with the refusal. What is held against the records, by term and ε:
 
 * bias_own, bias_real: released less real pooled estimate, averaged over the draws, in the released pooled standard
   error and in the real one;
@@ -16,8 +16,8 @@ against the records, by term and ε:
   did not.
 
 python -m tests.benchmarks.zoo_moments [--half tuning|reporting] [--worlds a,b] [--kinds binary,…] [--some K]
-    [--n 2000] [--sites 12] [--epsilon 1,3] [--mechanism moments|tables|slicing|densities] [--declared] [--alone]
-    [--largest 1]
+    [--n 2000] [--sites 12] [--epsilon 1,3] [--mechanism moments|tables|slicing|densities|cross_products]
+    [--declared] [--alone] [--largest 1]
     [--draws 4] [--seed 20261123] [--name zoo_moments]
 """
 
@@ -26,7 +26,9 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import Refusal
 from shared.estimands.answer import Estimate, estimate, parse_estimand
 from shared.mechanisms.base import Aggregates
+from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.slicing.plan import SlicingPlan
@@ -43,6 +46,7 @@ from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, StudyPlan, Wave
 from tests.benchmarks import record, worlds
 from tests.benchmarks.zoo import (
+    LAW,
     SEED,
     by_law,
     by_site,
@@ -56,6 +60,13 @@ from tests.benchmarks.zoo import (
 )
 
 KINDS = ("binary", "count", "linear", "survival")
+MECHANISMS = ("moments", "tables", "slicing", "densities", "cross_products")
+MEANT = 8
+"""Times as many patients as for a law's regression, by whom its mean is found: a mean costs little."""
+OFF = 0.15
+"""Of a column's spread, how far the centre that a plan of cross-products gives may be off, and of itself the spread."""
+WIDE_FROM = 1000
+"""Patients of a site from which a plan of cross-products has the wider radius."""
 
 
 def asked(world: worlds.HardWorld, kind: str, mechanism: str) -> str:
@@ -65,10 +76,33 @@ def asked(world: worlds.HardWorld, kind: str, mechanism: str) -> str:
     return world.question(kind)
 
 
+@lru_cache(maxsize=256)
+def law_of_mean(name: str, column: str, sites: int) -> dict[str, float]:
+    """Term to the mean of a law's column: over sites, by far more patients than a cell has; empty for real tables."""
+    world = worlds.world(name)
+    if world.sites:
+        return {}
+    rngs = [np.random.default_rng(seed_of("law", name, site)) for site in range(sites)]
+    means = [float(world(MEANT * LAW // sites, rng, site)[column].mean()) for site, rng in enumerate(rngs)]
+    return {f"mean({column})": float(np.mean(means))}
+
+
+def typical(world: worlds.HardWorld, column: str) -> tuple[float, float]:
+    """What a lead knows of a column from what is published: centre and scale of other patients, up to 15 % off."""
+    others = world(LAW, np.random.default_rng(seed_of("published", world.name)))[column].astype(float)
+    off, wider = np.random.default_rng(seed_of("published", world.name, column)).uniform(-OFF, OFF, 2)
+    return float(others.mean() + off * others.std()), float(others.std() * (1 + wider))
+
+
 def plan_of(
-    world: worlds.HardWorld, kind: str, epsilon: float, mechanism: str = "moments", declared: bool = False
+    world: worlds.HardWorld,
+    kind: str,
+    epsilon: float,
+    mechanism: str = "moments",
+    declared: bool = False,
+    n: int = 2000,
 ) -> StudyPlan:
-    """The plan of a study of one outcome. Raises: PlanRefusal, where the mechanism does not take a column."""
+    """The plan of a study of one outcome, at sites of about n. Raises: PlanRefusal, where a column is not taken."""
     day = dt.date(2026, 1, 1)
     question = parse_estimand(asked(world, kind, mechanism))
     dictionary = world.dictionary(kind)
@@ -87,6 +121,11 @@ def plan_of(
         release = TablesPlan(epsilon=epsilon)
     elif mechanism == "slicing":
         release = SlicingPlan(epsilon=epsilon)
+    elif mechanism == "cross_products":
+        columns = (question.outcome, *dict.fromkeys(name for name in question.columns if name != question.outcome))
+        scales = {column.name: typical(world, column.name) for column in used if column.kind != "binary"}
+        radius = math.sqrt(2 * len(columns)) if n >= WIDE_FROM else None
+        release = CrossProductsPlan(epsilon=epsilon, columns=columns, typical=scales, radius=radius)
     else:
         release = DensitiesPlan(densities=((question.outcome,),), epsilon=epsilon)
     return StudyPlan(
@@ -124,7 +163,7 @@ def cell(
     told: dict[str, Any] = {"world": name, "kind": kind, "n": n, "sites": sites}
     question = parse_estimand(asked(world, kind, mechanism))
     try:
-        plans = {epsilon: plan_of(world, kind, epsilon, mechanism, declared) for epsilon in epsilons}
+        plans = {epsilon: plan_of(world, kind, epsilon, mechanism, declared, n) for epsilon in epsilons}
         dictionary = plans[epsilons[0]].dictionary
         sizes = [n * largest if site == 0 else n for site in range(sites)]
         tables = [
@@ -152,7 +191,8 @@ def cell(
                 found[epsilon].append([row for site in figures for row in answer[site]])
     except Refusal as refusal:
         return told | {"refused": str(refusal)[:200]}
-    terms, truth = [], {} if mechanism == "densities" else law(name, kind, sites)
+    terms: list[dict[str, Any]] = []
+    truth = law_of_mean(name, question.outcome, sites) if mechanism == "densities" else law(name, kind, sites)
     for term in dict.fromkeys(row.term for rows in real for row in rows):
         truly = _pooled([row for rows in real for row in rows], term)
         for epsilon in epsilons if truly is not None else ():
@@ -277,7 +317,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--sites", type=int, default=12)
     parser.add_argument("--epsilon", type=listed(float), default=(1.0,))
     parser.add_argument("--some", type=int, help="two types of outcome of each world, which by this number")
-    parser.add_argument("--mechanism", choices=("moments", "tables", "slicing", "densities"), default="moments")
+    parser.add_argument("--mechanism", choices=MECHANISMS, default="moments")
     parser.add_argument("--declared", action="store_true", help="every coefficient has a score")
     parser.add_argument("--alone", action="store_true", help="each site by its own fit, as a site alone is answered")
     parser.add_argument("--largest", type=int, default=1, help="times as many patients at the first site of a law")

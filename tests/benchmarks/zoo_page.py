@@ -18,13 +18,11 @@ from tests.benchmarks.worlds import laws
 from tests.benchmarks.zoo_words import (
     AFTER,
     AS_NEW,
-    BARS,
     CATCH,
     COMPARED,
     HEAD,
     LONGER,
     RUN_AFTER,
-    SLICING,
     SPREADS,
     TAILS,
     TOGETHER,
@@ -35,6 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "zoo.md"
 RESULTS = Path(__file__).parent / "results"
 
+KEPT = (4, 12, 48)
+"""Numbers of sites, of simulated worlds."""
+LATENT_SIZES = {300: "zoo_n300", 1000: "zoo_n1000", 5000: "zoo_n5000", 20000: "zoo_n20000"}
 LATENT_NOISE = ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000", "zoo_fewer", "zoo_joint")
 """Records of `tests.benchmarks.zoo`; each names the command that made it."""
 FIGURES = (
@@ -50,11 +51,14 @@ FIGURES = (
     "zoo_moments_tuning_k48",
     "zoo_slicing",
     "zoo_densities",
+    "zoo_cross_products",
+    *(f"zoo_{mechanism}_k{k}" for mechanism in ("tables", "densities", "slicing") for k in KEPT),
 )
 """The same of `tests.benchmarks.zoo_moments`."""
 LATER = ("zoo_trial", "zoo_packaged", "zoo_others")
 LATER_FIGURES = (
     "zoo_moments_none_declared",
+    "zoo_moments_none_declared_again",
     "zoo_moments_all_declared",
     "zoo_moments_cut",
     "zoo_moments_packaged",
@@ -69,6 +73,7 @@ UNSEEN = "zoo_unseen"
 FRESH = (
     "zoo_fresh",
     "zoo_fresh_again",
+    "zoo_fresh_draws",
     "zoo_moments_fresh",
     "zoo_moments_fresh_after",
     "zoo_moments_fresh_levels",
@@ -194,18 +199,13 @@ def by_size() -> str:
     return table(("n", "K", "w", "outcomes", *LATENT), lines)
 
 
-KEPT = (4, 12, 48)
-SIZED = ("zoo_n300", "zoo_n1000", "zoo_n5000", "zoo_n20000")
-
-
 def by_size_and_outcome() -> str:
     """Latent noise at w = 0.8 by n and type of outcome, of 4, 12 and 48 sites together."""
     rows = []
-    for name in SIZED:
+    for n, name in LATENT_SIZES.items():
         record = results(name)
         for key, found in (record or {"summaries": {"w=0.8": {}}})["summaries"]["w=0.8"].items():
             if key.startswith("kind=") and found.get("terms"):
-                n = min(one["n"] for one in record["cells"])  # type: ignore[index]
                 rows.append([f"{n:,}", key.removeprefix("kind="), *latent(name, found, record["draws"])])  # type: ignore[index]
     return table(("n", "outcome", *LATENT), rows)
 
@@ -380,34 +380,64 @@ REACH = {
         "zoo_packaged",
     ),
     "noisy moments, every coefficient declared": ("zoo_moments", "zoo_moments_packaged", "zoo_moments_others"),
-    "noisy moments, nothing declared": ("zoo_moments_none_declared", "zoo_moments_none_declared_after"),
-    "noisy tables": ("zoo_tables", "zoo_tables_packaged"),
+    "noisy moments, nothing declared": ("zoo_moments_none_declared_again", "zoo_moments_none_declared_after"),
+    "noisy tables, simulated worlds": ("zoo_tables", *(f"zoo_tables_k{k}" for k in KEPT)),
+    "noisy tables, real tables": ("zoo_tables_packaged", "zoo_tables_fresh"),
+    "densities (a mean)": ("zoo_densities", *(f"zoo_densities_k{k}" for k in KEPT)),
+    "slicing": ("zoo_slicing", *(f"zoo_slicing_k{k}" for k in KEPT)),
+    "cross-products": ("zoo_cross_products",),
 }
-"""Mechanism to the records whose wrong answers are held against chance."""
+"""Mechanism to the records whose wrong answers are held against chance.
+
+Answers of `zoo_moments_none_declared` are from before an undeclared coefficient carried a caution: the same were asked
+again.
+"""
+
+
+def spread(line: str) -> dict[str, float]:
+    """Figures of a coefficient, as a record keeps them in a line."""
+    return {name: float(value) for name, value in (word.split("=") for word in line.split())}
+
+
+def reach(names: Iterable[str]) -> dict[str, float]:
+    """Right and wrong answers of some records, which of them carry a caution, how many would be wrong by chance alone,
+    and what share of the wrong ones a caution could stand by at `most`; a cell that two records have counts once.
+    """
+    count = dict.fromkeys(("right", "wrong", "right_cautioned", "wrong_cautioned", "chance"), 0.0)
+    lines: dict[tuple[Any, ...], int] = {}
+    for record in filter(None, map(results, names)):
+        for one in record["cells"]:
+            cell = tuple(one[name] for name in ("world", "kind", "n", "sites"))
+            lines |= {(*cell, *term): record["draws"] for term in one.get("terms", {}).items()}
+    for (*_, line), draws in lines.items():
+        found = spread(line)
+        right = round(found["held"] * draws)
+        count["right"] += right
+        count["wrong"] += draws - right
+        count |= {name: count[name] + found[name] for name in ("right_cautioned", "wrong_cautioned")}
+        count["chance"] += draws * by_chance(found["width"])
+    wrong = count["wrong"]
+    beyond = max(wrong - count["chance"], 0.0)
+    return count | {"most": min(1.0, (beyond + 0.2 * (wrong - beyond)) / wrong) if wrong else 0.0}
+
+
+def daggers(names: Iterable[str]) -> str:
+    """A mark where a record's cautions were counted by older code."""
+    return " †" if any(older(name, "summaries/all/right_cautioned") for name in names if results(name)) else ""
 
 
 def by_reach() -> str:
     """How many answers lie outside, how many would by chance alone, and what a caution could catch of them."""
     rows = []
     for words, names in REACH.items():
-        count = dict.fromkeys(("right", "wrong", "right_cautioned", "wrong_cautioned"), 0.0)
-        chance = 0.0
-        for record in filter(None, map(results, names)):
-            draws = record["draws"]
-            for line in (line for one in record["cells"] for line in one.get("terms", {}).values()):
-                found = {name: float(value) for name, value in (word.split("=") for word in line.split())}
-                right = round(found["held"] * draws)
-                count["right"] += right
-                count["wrong"] += draws - right
-                count |= {name: count[name] + found[name] for name in ("right_cautioned", "wrong_cautioned")}
-                chance += draws * by_chance(found["width"])
-        right, wrong = count["right"], count["wrong"]
-        beyond = max(wrong - chance, 0.0)
-        reach = f"{100 * min(1.0, (beyond + 0.2 * (wrong - beyond)) / wrong):.0f} %" if wrong else "–"
-        caught = f"{count['wrong_cautioned']:.0f} of {wrong:.0f}"
-        said = f"{100 * count['right_cautioned'] / right:.1f} %" if right else "–"
-        said += " †" if any(older(name, "summaries/all/right_cautioned") for name in names if results(name)) else ""
-        rows.append([words, f"{right + wrong:.0f}", f"{wrong:.0f}", f"{chance:.1f}", reach, caught, said])
+        found = reach(names)
+        right, wrong = found["right"], found["wrong"]
+        if not right + wrong:
+            continue
+        most = f"{100 * found['most']:.0f} %" if wrong else "–"
+        caught = f"{found['wrong_cautioned']:.0f} of {wrong:.0f}"
+        said = f"{100 * found['right_cautioned'] / right:.1f} %{daggers(names)}" if right else "–"
+        rows.append([words, f"{right + wrong:.0f}", f"{wrong:.0f}", f"{found['chance']:.1f}", most, caught, said])
     heads = ("mechanism", "answers", "outside", "outside by chance", "most that cautions can catch")
     return table((*heads, "wrong ones cautioned", "right ones cautioned"), rows)
 
@@ -422,131 +452,6 @@ def by_chance(width: float) -> float:
     (0.0022, 0.043, 0.0)
     """
     return math.erfc(1.96 * width / math.sqrt(2 * (width**2 - 1))) if width > 1 else 0.0
-
-
-FRESH_AT = "seventeen-tables-that-were-picked-before-any-result-was-seen"
-
-
-def bars() -> str:
-    """What was asked for, beside what is measured; of no record that is not there."""
-    rows = []
-    if latent_noise := results("zoo"):
-        found = latent_noise["summaries"]["w=0.8"]["all"]
-        bias = f"{number(found, 'bias_median')} / {number(found, 'bias_p95')}"
-        rows += [
-            ["latent noise, w = 0.8: bias of a pooled coefficient, median / 95th percentile", "≤ 0.4 / ≤ 1.2", bias],
-            ["its pooled interval holds the records' answer, %", "≥ 92", share(found, "held", answers(found))],
-            ["I² released less real, points, mean", "≤ 10", number(found, "I2_excess", 1)],
-            ["distance given for nine cases of ten holds, %", "85 to 95", share(found, "told", answers(found))],
-            ["right answers that carry a caution, %", "≤ 20", number(found, "right_cautioned", 1)],
-            ["wrong answers that carry one", "≥ 80 %", cautioned("zoo", found).partition(";")[0]],
-            *_least("latent noise, w = 0.8", _latent_sizes(), {"held": "≥ 92"}),
-            *_least("latent noise, w = 0.8", _latent_sizes(MEASURED_TO), {"told": "85 to 95"}),
-            *_farthest(_latent_sizes()),
-        ]
-    for name, which in {"zoo_moments": "every", "zoo_moments_none_declared_after": "no"}.items():
-        if record := results(name):
-            found = dict(record["summaries"]["epsilon=1"]["all"])
-            found |= _counted(record["cells"], "epsilon=1", record["draws"])
-            of = f"noisy moments, ε = 1, {which} coefficient declared"
-            own = f"{number(found, 'bias_own_median')} / {number(found, 'bias_own_p95')}"
-            draws = "one draw" if record["draws"] == 1 else f"mean of {record['draws']} draws"
-            rows += [
-                [f"{of}: holds the records' answer, %", "≥ 92", share(found, "held", answers(found))],
-                [f"{of}: bias in own standard errors, {draws}, median / 95th percentile", "≤ 0.7", own],
-            ]
-    rows += _least("noisy moments, ε = 1, every coefficient declared", _moments_sizes(), {"held": "≥ 92"})
-    if record := results("zoo_moments"):
-        worlds_ = [
-            (f"of {key.removeprefix('world=').replace('_', ' ')}", found, 0)
-            for key, found in record["summaries"]["epsilon=1"].items()
-            if key.startswith("world=")
-        ]
-        rows += _least("the same, by world, n = 2,000, K = 12", worlds_, {"held": "≥ 92"})
-    rows += _fresh_bars()
-    if record := results("equal_rows"):
-        of, found = record["all"], {name: 100 * part for name, part in record["shares"].items()}
-        harmless = f"{number(found, 'refused')}: {of['refused']} of {of['releases']:,}"
-        rows += [
-            ["equal rows: harmless releases that are refused, %", "≤ 1", harmless],
-            ["equal rows: planted copies that are found, %", "100", share(found, "copies found", of["copies"])],
-            ["the same, ten copies in one release, %", "100", share(found, "together found", of["together"])],
-        ]
-    return table(("what", "target", "measured"), rows) + BARS
-
-
-def _fresh_bars() -> list[list[str]]:
-    """Of the tables that were picked before any result was seen."""
-    rows = []
-    named = {
-        "zoo_fresh": ("w=0.8", "latent noise, w = 0.8"),
-        "zoo_tables_fresh": ("epsilon=1", "noisy tables, ε = 1, seven models"),
-    }
-    named["zoo_moments_fresh"] = ("epsilon=1", "noisy moments, ε = 1, every coefficient declared")
-    for name, (at, words) in named.items():
-        if record := results(name):
-            found = dict(record["summaries"][at]["all"])
-            found |= _counted(record["cells"], at, record["draws"]) if at != "w=0.8" else {}
-            of = f"seventeen [tables that were picked before any result was seen](#{FRESH_AT}): {words}"
-            bias, most = ("bias_median", "≤ 0.4 / ≤ 1.2") if at == "w=0.8" else ("bias_own_median", "≤ 0.7")
-            both = f"{number(found, bias)} / {number(found, bias.replace('median', 'p95'))}"
-            own = "" if at == "w=0.8" else " in own standard errors"
-            rows += [
-                [f"{of}: holds the records' answer, %", "≥ 92", share(found, "held", answers(found))],
-                [f"the same: bias{own}, median / 95th percentile", most, both],
-            ]
-    return rows
-
-
-Size = tuple[str, Mapping[str, Any], int]
-"""In words, a summary, and the answers behind it (0 where they are not counted)."""
-
-
-def _latent_sizes(most: float = math.inf) -> list[Size]:
-    """Latent noise by size, of at most so many patients of all hospitals together."""
-    found: list[Size] = []
-    for name in SIZED:
-        record = results(name)
-        for k in KEPT if record else ():
-            n = min(one["n"] for one in record["cells"])  # type: ignore[index]
-            part = record["summaries"]["w=0.8"].get(f"sites={k}")  # type: ignore[index]
-            found += [(f"at n = {n:,}, K = {k}", part, answers(part))] if part and n * k <= most else []
-    return found
-
-
-def _moments_sizes() -> list[Size]:
-    found: list[Size] = []
-    for k in KEPT:
-        record = results(f"zoo_moments_k{k}") or {"cells": [], "draws": 1}
-        for n in dict.fromkeys(one["n"] for one in record["cells"]):
-            cells = [one for one in record["cells"] if one["n"] == n]
-            part = record["summaries"]["epsilon=1"][f"n={n}"] | _counted(cells, "epsilon=1", record["draws"])
-            found.append((f"at n = {n:,}, K = {k}", part, answers(part)))
-    return found
-
-
-WORDS_OF = {"held": "holds the records' answer, %", "told": "distance holds, %"}
-
-
-def _least(of: str, sizes: Sequence[Size], asked: Mapping[str, str]) -> list[list[str]]:
-    """The lowest of all sizes or worlds of each figure that has a bar, with where it is."""
-    rows = []
-    for name, bar in asked.items():
-        there = [size for size in sizes if size[1].get(name) is not None]
-        if there:
-            where, found, count = min(there, key=lambda size: size[1][name])
-            figure = share(found, name, count) if count else number(found, name, 1)
-            rows.append([f"{of}: {WORDS_OF[name]}, lowest: {where}", bar, figure])
-    return rows
-
-
-def _farthest(sizes: Sequence[Size]) -> list[list[str]]:
-    """The size at which latent noise lies farthest from the records."""
-    if not sizes:
-        return []
-    where, found, _ = max(sizes, key=lambda size: float(size[1]["bias_p95"]))
-    what = f"latent noise, w = 0.8: bias of one draw, 95th percentile, highest: {where}"
-    return [[what, "≤ 1.2", number(found, "bias_p95")]]
 
 
 def many_patients() -> str:
@@ -579,19 +484,28 @@ def many_patients() -> str:
 
 def page() -> str:
     """The whole page."""
-    from tests.benchmarks import zoo_denied_page, zoo_doubts_page, zoo_fresh_page, zoo_heart_page, zoo_unseen_page
+    from tests.benchmarks import (
+        zoo_denied_page,
+        zoo_doubts_page,
+        zoo_fresh_page,
+        zoo_heart_page,
+        zoo_sizes_page,
+        zoo_targets_page,
+        zoo_unseen_page,
+    )
 
     tuned = ", ".join(name.replace("_", " ") for name in worlds.TUNING)
     parts = [
         HEAD,
         f"Settings were chosen on: {tuned}.\n",
         "## Targets\n",
-        bars(),
+        zoo_targets_page.section(),
         "## Latent noise, by patients, sites and w\n",
         "Posture `local`, outcomes drawn last.\nRows with K = 4 and 12 are of the first 4 and 12 of the 48 sites.\n",
         by_size(),
         "The same at w = 0.8 by type of outcome, of 4, 12 and 48 sites together:\n",
         by_size_and_outcome(),
+        zoo_sizes_page.latent(),
         "## Latent noise by type of outcome: n = 1,000, K = 12, w = 0.8, real tables at their own size\n",
         by_part("zoo", "kind"),
         "## And by world\n",
@@ -610,11 +524,10 @@ def page() -> str:
         figures_by_size([f"zoo_moments_k{k}" for k in KEPT]),
         "By type of outcome, of all n together:\n",
         figures_by_outcome([f"zoo_moments_k{k}" for k in KEPT]),
+        zoo_sizes_page.by_size_and_type([f"zoo_moments_k{k}" for k in KEPT]),
         "The half that settings are chosen by:\n",
         figures_by_size(["zoo_moments_tuning_k48"]),
-        "## Slicing of small hospitals\n",
-        SLICING,
-        figures_by_size(["zoo_slicing"], "epsilon=3"),
+        zoo_sizes_page.figures(),
         "## Tables that came after\n",
         AFTER,
         later(),

@@ -50,9 +50,14 @@ other are right but for one, and those that are left carry no caution.
 On the half that settings are chosen by the same sizes hold, so that nothing further could be chosen there.
 """
 BARS = """
-Noise alone makes a bias of 0.67 (median) and 1.96 (95th percentile) of an answer's own standard error in one draw, \
-and of 0.48 and 1.39 in the mean of two.
+The last column says whether a target is reached, and of what is missed where and how far.
+"Within chance" stands where the target is within the 95 % interval by chance.
+*Noise alone* is the median and 95th percentile of the distance that there would be if intervals were exact and draws \
+independent: an interval *w* times as wide as the records' has an error of its own of √(w² − 1) of their standard \
+errors, which are √(1 − 1/w²) of its own.
 A bias below that cannot be told from none.
+After *outside* stand the models with most of the answers whose interval does not hold the records' answer.
+Of a row that is the lowest of several sizes, types or worlds, the last column says how many *are below* the target.
 Where no answer is wrong, no wrong answer can carry a caution; what a caution can catch at all is said \
 [below](#what-a-caution-can-catch).
 Transitivity and triangles of GRAND's networks are refused; capped counts answer them ([networks.md](networks.md)).
@@ -61,10 +66,10 @@ stranger may be the same ([latent noise](benchmarks/latent-noise.md)).
 
 This zoo does not have:
 
-- flows trained with noise, cross-products and secure sums, whose figures are of other worlds \
-([moments](benchmarks/moments.md));
+- flows trained with noise and secure sums, whose figures are of other worlds ([moments](benchmarks/moments.md));
 - latent noise of 20,000 patients in more than three worlds;
-- tables, densities and slicing at sizes n and K other than those below, and slicing in more than four worlds.
+- tables and densities with more than 5,000 patients a hospital, slicing with more than 1,000, and cross-products at \
+other than 12 sites.
 
 A pool is not refused where most of its sites doubt: its interval is wider, and a caution says so.
 No pooled coefficient is moved by an estimated bias; what a release draws towards none is reported and widens the \
@@ -72,9 +77,25 @@ interval.
 Both were asked for, and [tried](#refusing-a-pool-that-most-of-its-sites-doubt).
 """
 
-SLICING = """Six models of four worlds, ε = 3, one draw.
+TABLES = """## Noisy tables by patients and sites: ε = 1
+
+Two types of outcome of each world, one draw.
 No setting was chosen by these figures.
-Only coefficients of the marker lie outside; they are drawn towards none.
+"""
+DENSITIES = """## Densities by patients and sites: a mean, ε = 1
+
+The score's mean of each world, three draws.
+No setting was chosen by these figures.
+"""
+CROSS = """## Cross-products by patients and sites: linear models, ε = 1
+
+The model of the score of each world, three draws.
+No setting was chosen by these figures.
+"""
+SLICING = """## Slicing of small hospitals: ε = 3
+
+Two types of outcome of each world, one draw.
+No setting was chosen by these figures.
 Every answer carries the mechanism's caution, the right ones too.
 """
 AFTER = """Two simulated trials of 40,000 heart attacks in sixteen regions of 500 to 5,000, 7 % of whom die within 30 \

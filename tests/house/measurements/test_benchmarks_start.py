@@ -42,7 +42,12 @@ GIVEN = {
     "secure_sum_vector": ["secure_sum_vector --world misfit --covariates 10"],
     "zoo": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo"],
     "zoo_again": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo ; zoo_again --kinds binary zoo"],
-    "zoo_moments": [FIGURES, f"{FIGURES} --declared", f"{FIGURES} --mechanism tables"],
+    "zoo_moments": [
+        FIGURES,
+        f"{FIGURES} --declared",
+        f"{FIGURES} --mechanism tables",
+        f"{FIGURES} --kinds linear --mechanism cross_products",
+    ],
 }
 """What of a benchmark is started where that is not the command alone; after a semicolon what goes on from it."""
 NOT_STARTED = {

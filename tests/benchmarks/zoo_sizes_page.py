@@ -1,0 +1,122 @@
+"""Of docs/zoo.md the parts by number of patients and of sites: latent noise by outcome, and mechanisms of figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from coordinator.answers.record_gap import MEASURED_TO
+from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
+from tests.benchmarks.zoo_page import KEPT, LATENT_SIZES, figures_by_outcome, figures_by_size, spread, table
+from tests.benchmarks.zoo_words import CROSS, DENSITIES, SLICING, TABLES
+
+__all__ = ["by_size_and_type", "figures", "latent"]
+
+
+def latent() -> str:
+    """Latent noise at w = 0.8 by type of outcome, n and K."""
+    cells = _cells(LATENT_SIZES.values(), "w=0.8", ("held", "told"))
+    if not cells:
+        return ""
+    least, where = _least(cells, 0)
+    far, there = _least({at: of for at, of in cells.items() if math.prod(at) <= MEASURED_TO}, 1)
+    beyond = [at for at in cells if math.prod(at) > MEASURED_TO]
+    farther, yonder = _least({at: cells[at] for at in beyond}, 1)
+    return (
+        "By type of outcome, n and K, one draw: % of answers that hold the records'; % whose distance holds; "
+        "answers:\n\n"
+        + _table(cells, worlds.KINDS)
+        + f"\nFewest hold the records' answer where it is {where}: {least[0]:.0f} % of {least[-1]}.\n"
+        f"The distance holds least often for {there}: {far[1]:.0f} % of {far[-1]}.\n"
+        f"None is given where more than {MEASURED_TO:,} rows are pooled, here at n and K of "
+        f"{', '.join(f'{n:,} and {k}' for n, k in beyond)}: there one would hold least often for {yonder}, "
+        f"{farther[1]:.0f} % of {farther[-1]}.\n"
+        f"The law's own answer is a fit to {zoo.LAW:,} patients and has an error of its own; how much of the lower "
+        "shares that hold it at many patients comes from that was not measured.\n"
+    )
+
+
+Found = tuple[float, ...]
+"""Shares of the answers in %, and how many answers there are."""
+
+
+def _cells(names: Iterable[str], at: str, figures: Sequence[str]) -> dict[tuple[int, int], dict[str, Found]]:
+    """n and K, and each type of outcome there, to these shares of its answers."""
+    lines: dict[tuple[int, int], dict[str, list[dict[str, float]]]] = {}
+    draws = 1
+    for record in filter(None, map(zoo_page.results, names)):
+        draws = record["draws"]
+        for one in record["cells"]:
+            there = lines.setdefault((one["n"], one["sites"]), {}).setdefault(one["kind"], [])
+            there += [spread(line) for key, line in one.get("terms", {}).items() if key.endswith(at)]
+    shares = {
+        size: {
+            kind: (*(100 * sum(one[name] for one in rows) / len(rows) for name in figures), draws * len(rows))
+            for kind, rows in of.items()
+            if rows
+        }
+        for size, of in lines.items()
+    }
+    return {(n, k): shares[n, k] for n, k in sorted(shares)}
+
+
+def _least(cells: Mapping[tuple[int, int], Mapping[str, Found]], which: int) -> tuple[Found, str]:
+    """The lowest of a figure, and where it is."""
+    every = [(found, f"{kind} at n = {n:,}, K = {k}") for (n, k), of in cells.items() for kind, found in of.items()]
+    return min(every, key=lambda one: one[0][which])
+
+
+def _table(cells: Mapping[tuple[int, int], Mapping[str, Found]], kinds: Sequence[str]) -> str:
+    rows = [
+        [
+            f"{n:,}",
+            f"{k}",
+            *("; ".join(f"{one:.0f}" for one in found[kind]) if kind in found else "–" for kind in kinds),
+        ]
+        for (n, k), found in cells.items()
+    ]
+    return table(("n", "K", *kinds), rows)
+
+
+def by_size_and_type(names: Sequence[str], epsilon: float = 1.0) -> str:
+    """Of a mechanism of figures, each type of outcome at each n and K, where there are several types."""
+    cells = _cells(names, f"epsilon={epsilon:g}", ("held",))
+    head = "By type of outcome, n and K: % of answers that hold the records'; answers:\n\n"
+    return head + _table(cells, zoo_moments.KINDS) if cells else ""
+
+
+def figures() -> str:
+    """Mechanisms that release figures, at sizes other than those of the table of mechanisms."""
+    parts = []
+    for mechanism, epsilon, head in (("tables", 1, TABLES), ("densities", 1, DENSITIES), ("slicing", 3, SLICING)):
+        names = [f"zoo_{mechanism}_k{k}" for k in KEPT]
+        if any(map(zoo_page.results, names)):
+            parts += [head, figures_by_size(names, f"epsilon={epsilon}")]
+            if mechanism != "densities":
+                parts += ["By type of outcome, of all n together:\n", figures_by_outcome(names, f"epsilon={epsilon}")]
+                parts += [by_size_and_type(names, epsilon)]
+    if zoo_page.results("zoo_cross_products"):
+        parts += [CROSS, _scales(), figures_by_size(["zoo_cross_products"]), _cautioned_by_n("zoo_cross_products")]
+    return "\n".join(parts)
+
+
+def _scales() -> str:
+    """How a plan of cross-products scales the worlds' columns."""
+    return (
+        f"Of what is published of a column, by which a plan scales it, the centre is up to {100 * zoo_moments.OFF:.0f} "
+        "% of the spread off, and the spread as much of itself.\n"
+        f"The plan's radius is √(2 times the columns) from {zoo_moments.WIDE_FROM:,} patients on, and below that the "
+        "usual one.\n"
+    )
+
+
+def _cautioned_by_n(name: str) -> str:
+    """How many right answers carry a caution, by n."""
+    record = zoo_page.results(name) or {"cells": [], "draws": 1}
+    said = []
+    for n in dict.fromkeys(one["n"] for one in record["cells"]):
+        rows = [spread(line) for one in record["cells"] if one["n"] == n for line in one.get("terms", {}).values()]
+        right = sum(round(one["held"] * record["draws"]) for one in rows)
+        carry = sum(one["right_cautioned"] for one in rows)
+        said.append(f"{100 * carry / max(right, 1):.0f} % at n = {n:,}")
+    return f"Of the right answers a caution stands by {', '.join(said)}.\n"
