@@ -175,6 +175,7 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     # What no caution can tell is told with the price.
     assert "no trace in the sums" in listed["noisy moments"].unseen == listed["noisy moments, sbp declared"].unseen
     assert "within their bins" in listed["noisy tables"].unseen
+    assert "about fifty large sites hold too seldom" in listed["noisy tables"].unseen
     assert "heavy tails" in latent.unseen
     assert "5 sites must be expected" in listed["secure sum"].covered
     many = replace(study, expected=Expected(sites=12, persons=2000), waves=study.waves[:1])
