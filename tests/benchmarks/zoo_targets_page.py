@@ -289,6 +289,10 @@ REASONS = {
 """What the cautions by right answers say, where they stand by too many."""
 
 
+COPIED = {"equal_rows": "n = 300 and 1,000"}
+"""Records of `tests.benchmarks.equal_rows`, and of what."""
+
+
 def _others() -> list[Row]:
     """Networks, what is told before a run, and equal rows."""
     rows = []
@@ -321,8 +325,9 @@ def _others() -> list[Row]:
                 f"not at 500,000: {', '.join(name.replace('_', ' ') for name in short)}",
             ]
         )
-    if record := zoo_page.results("equal_rows"):
-        rows += _copies(record, "n = 300 and 1,000")
+    for name, where in COPIED.items():
+        if record := zoo_page.results(name):
+            rows += _copies(record, where)
     return rows
 
 
@@ -352,7 +357,7 @@ def _copies(record: Mapping[str, Any], where: str) -> list[Row]:
             "yes" if found["refused"] <= 1 else "no",
         ],
         [
-            "equal rows: planted copies that are found, %",
+            f"equal rows, {where}: planted copies that are found, %",
             "100",
             share(found, "copies found", of["copies"]),
             "yes" if found["copies found"] == 100 else f"no: {blind}",

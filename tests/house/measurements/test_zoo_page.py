@@ -10,7 +10,7 @@ import pytest
 
 from shared.estimands.answer import Estimate
 from shared.plans.plan import Training
-from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
+from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page, zoo_targets_page
 
 
 def test_the_page_is_what_its_command_writes_from_the_recorded_figures():
@@ -64,3 +64,41 @@ def test_an_answer_is_right_where_its_interval_holds_the_records_and_a_caution_i
     assert [found[name] for name in ("right", "wrong", "right_cautioned", "wrong_cautioned")] == [2, 1, 1, 0]
     assert found["missed"] == [False, False, True]
     assert np.isclose(found["held"], 2 / 3)
+
+
+def answers(held, where="at n = 300, K = 4", width=2.0):
+    """Ten coefficients of one draw, of which so many hold the records' answer."""
+    terms = [("u shape, count", {"held": k < held, "width": width, "bias_own": 0.1 * k}) for k in range(10)]
+    return zoo_targets_page.Some(where=where, found={"held": 10.0 * held}, terms=terms, draws=1)
+
+
+def test_a_share_reaches_its_target_or_says_how_far_it_is_and_of_what():
+    assert zoo_targets_page._percent("it", answers(10))[1:] == ["≥ 92", "100.0 (72 to 100)", "yes"]
+    assert zoo_targets_page._percent("it", answers(8))[-1] == "no, within chance; 2 of 10 outside: u shape, count 2"
+    assert zoo_targets_page._percent("it", answers(3))[-1] == "no; 7 of 10 outside: u shape, count 7"
+
+
+def test_the_lowest_size_stands_with_how_many_others_are_below():
+    sizes = [answers(10), answers(8), answers(3, "at n = 300, K = 48")]
+    ((what, *_, reached),) = zoo_targets_page._least("it", sizes)
+    assert what.endswith("lowest: at n = 300, K = 48")
+    assert reached.endswith("; 2 of 3 are below")
+    assert "below" not in zoo_targets_page._least("it", sizes[::2])[0][-1]
+
+
+def test_noise_alone_is_less_in_the_mean_of_several_draws_and_nothing_where_the_interval_is_the_records():
+    one, exact = answers(10, width=2**0.5), answers(10, width=1.0)
+    assert one.noise(own=False) == pytest.approx((0.674, 1.96), abs=0.001)
+    assert one.noise(own=True)[1] == pytest.approx(1.96 / 2**0.5, abs=0.001)
+    four = zoo_targets_page.Some(where="", found={}, terms=one.terms, draws=4)
+    assert four.noise(own=False)[1] == pytest.approx(0.98, abs=0.001)
+    assert exact.noise(own=False) == (0.0, 0.0)
+
+
+def test_an_answer_that_two_records_have_counts_once(monkeypatch):
+    line = "held=0 width=2 right_cautioned=0 wrong_cautioned=1"
+    cell = {"world": "u_shape", "kind": "count", "n": 300, "sites": 4, "terms": {"arm, epsilon=3": line}}
+    records = {"few": [cell], "many": [cell, cell | {"n": 1000}]}
+    monkeypatch.setattr(zoo_page, "results", lambda name: {"draws": 1, "cells": records[name]})
+    found = zoo_page.reach(["few", "many"])
+    assert (found["right"], found["wrong"], found["wrong_cautioned"]) == (0, 2, 2)
