@@ -285,7 +285,7 @@ class SecureSumPlan(Aggregates):
             least, where = _TOO_SMALL, ""
         return (
             f"The interval of a secure sum at an ε below {least:g} was measured to be too narrow for the "
-            f"records' own answer{where} (docs/benchmarks/moments.md)."
+            f"records' own answer{where} (docs/benchmarks/secure-sum.md)."
         )
 
     def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
