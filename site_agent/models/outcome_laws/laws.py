@@ -19,7 +19,17 @@ from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.outcome_laws.calibrated import copies_of
 from site_agent.models.outcome_laws.hazards import hazard_law
-from site_agent.models.outcome_laws.terms import ROUNDS, Array, Codes, chosen_terms, inputs_of, least, ridge_of, widths
+from site_agent.models.outcome_laws.terms import (
+    AT_ONCE,
+    ROUNDS,
+    Array,
+    Codes,
+    chosen_terms,
+    inputs_of,
+    least,
+    ridge_of,
+    widths,
+)
 from site_agent.models.outcome_laws.tilts import tilt_law
 
 __all__ = ["fit_laws", "laws_cost"]
@@ -75,7 +85,7 @@ def laws_cost(n: int, planned: PlannedOutcomes) -> tuple[float, float]:
         base, candidates = widths(known, planned)
         fitted, turned, bins = _COSTS[planned.kind(group)]
         seconds += n * (fitted + _A_CANDIDATE * candidates) + (k >= planned.covariates) * simulated * turned * base
-        tables = max(4 * candidates * n, 12 * bins * n, simulated * (4 * planned.d + 3 * base))
+        tables = max(4 * candidates * min(n, AT_ONCE), 12 * bins * n, simulated * (4 * planned.d + 3 * base))
         megabytes = max(megabytes, 8e-6 * tables)
         known += group
     return seconds, megabytes + 8e-6 * 15 * n * planned.d

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from shared.flows.outcomes import OutcomeInputs
 from shared.plans.outcomes import PlannedOutcomes
 
 __all__ = [
+    "AT_ONCE",
     "CLEAR",
     "EXTRA",
     "LINE",
@@ -42,6 +44,8 @@ Parts: TypeAlias = Callable[[Array], tuple[float, Array, Array]]
 
 CLEAR = 2.0
 """By how much a term's statistic must exceed log n: at 1,000 records 8.9, three standard errors."""
+AT_ONCE = 50_000
+"""Rows by which candidate terms are computed at once."""
 ROUNDS = 8
 """Most times that terms are chosen and the law fitted again."""
 LINE, EXTRA, SHAPE = 0.05, 1.0, 0.05
@@ -134,7 +138,7 @@ def asked_products(inputs: OutcomeInputs, planned: PlannedOutcomes) -> Array:
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
-def _candidates(inputs: OutcomeInputs, atoms: Array) -> Array:
+def _candidates(inputs: OutcomeInputs) -> Array:
     """Terms that may be taken in: scores, bends of them, squares, products of scores and indicators."""
     base = inputs.base
     scores = list(range(base, inputs.atoms))
@@ -166,39 +170,57 @@ def chosen_terms(inputs: OutcomeInputs, atoms: Array, channels: Sequence[Array])
     Args:
         channels: residuals (n,) of what the law predicts, each orthogonal to the features.
     """
-    extras = _candidates(inputs, atoms)
+    extras = _candidates(inputs)
     if not len(extras):
         return inputs
-    features = np.hstack([np.ones((len(atoms), 1)), atoms[:, : inputs.base], inputs.made(atoms, inputs.extras)])
-    terms = inputs.made(atoms, extras)
-    best = np.zeros(len(extras))
-    for residual in channels:
-        weight = residual**2
-        if weight.sum() == 0:
-            continue
-        gram = features.T @ (features * weight[:, None])
-        gram += 1e-9 * np.trace(gram) / len(gram) * np.eye(len(gram))
-        rest = terms - features @ np.linalg.solve(gram, features.T @ (terms * weight[:, None]))
-        spread = (rest**2 * weight[:, None]).sum(axis=0)
-        own = (terms**2 * weight[:, None]).sum(axis=0)
-        # A term that the features already span has nothing left to say, and one that few records have is noise.
-        evidence = np.where(
-            spread > 1e-3 * own, (rest * residual[:, None]).sum(axis=0) ** 2 / np.maximum(spread, 1e-12), 0
-        )
-        best = np.maximum(best, evidence)
-    support = (terms != 0).sum(axis=0)
-    best[support < 10] = 0
+    best = _evidence(inputs, atoms, extras, channels)
     floor = np.log(len(atoms)) + CLEAR
     picked: list[int] = []
     for k in np.argsort(-best):
         if best[k] <= floor or len(picked) == 2:
             break
-        like = [abs(np.corrcoef(terms[:, k], terms[:, other])[0, 1]) for other in picked]
+        like = [abs(np.corrcoef(*inputs.made(atoms, extras[[k, other]]).T)[0, 1]) for other in picked]
         if max(like, default=0.0) < 0.6:
             picked.append(int(k))
     if not picked:
         return inputs
     return replace(inputs, extras=np.vstack([inputs.extras, extras[picked]]))
+
+
+def _evidence(inputs: OutcomeInputs, atoms: Array, extras: Array, channels: Sequence[Array]) -> Array:
+    """The largest score statistic of each term over the channels; 0 where too few records have it.
+
+    Of large tables some rows at a time: there may be hundreds of terms.
+    """
+    features = np.hstack([np.ones((len(atoms), 1)), atoms[:, : inputs.base], inputs.made(atoms, inputs.extras)])
+    parts = [slice(first, first + AT_ONCE) for first in range(0, len(atoms), AT_ONCE)]
+    residuals = [residual[:, None] for residual in channels if (residual**2).sum() > 0]
+
+    @lru_cache(maxsize=1)  # a table of one part is made once
+    def terms(k: int) -> Array:
+        return inputs.made(atoms[parts[k]], extras)
+
+    shape = (len(residuals), features.shape[1])
+    grams, crossed = np.zeros((*shape, shape[1])), np.zeros((*shape, len(extras)))
+    for k, part in enumerate(parts):
+        for c, residual in enumerate(residuals):
+            weight = residual[part] ** 2
+            grams[c] += features[part].T @ (features[part] * weight)
+            crossed[c] += features[part].T @ (terms(k) * weight)
+    for c, gram in enumerate(grams):
+        crossed[c] = np.linalg.solve(gram + 1e-9 * np.trace(gram) / len(gram) * np.eye(len(gram)), crossed[c])
+    support, (score, spread, own) = np.zeros(len(extras)), np.zeros((3, len(residuals), len(extras)))
+    for k, part in enumerate(parts):
+        support += (terms(k) != 0).sum(axis=0)
+        for c, residual in enumerate(residuals):
+            weight = residual[part] ** 2
+            rest = terms(k) - features[part] @ crossed[c]
+            score[c] += (rest * residual[part]).sum(axis=0)
+            spread[c] += (rest**2 * weight).sum(axis=0)
+            own[c] += (terms(k) ** 2 * weight).sum(axis=0)
+    # A term that the features already span has nothing left to say, and one that few records have is noise.
+    found = np.where(spread > 1e-3 * own, score**2 / np.maximum(spread, 1e-12), 0)
+    return np.where(support < 10, 0, found.max(axis=0, initial=0))
 
 
 def ridge_of(inputs: OutcomeInputs) -> Array:

@@ -16,7 +16,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import SchemaRefusal, TrainingRefusal
 from shared.flows.cells import mean_exponential
 from shared.flows.chain import from_arrays, to_arrays
-from shared.flows.outcomes import HazardLaw, LevelLaw, TiltLaw
+from shared.flows.outcomes import HazardLaw, LevelLaw, OutcomeInputs, TiltLaw
 from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow
@@ -367,8 +367,30 @@ def test_terms_are_counted_before_a_law_is_fitted_as_many_as_it_then_tries():
     inputs = terms.inputs_of(x, range(5), asked)
     base, most = terms.widths(range(5), asked)
     assert base == inputs.base == 3 + 2 * 3
-    tried = terms._candidates(inputs, inputs.all_atoms(x))
+    tried = terms._candidates(inputs)
     assert len(tried) == most - 2 * 3  # two levels of one column are never there at once
+
+
+def test_of_many_records_terms_are_tried_some_rows_at_a_time_and_the_same_are_taken(monkeypatch):
+    rng, a, b = covariates()
+    died = rng.random(N) < special.expit(-1 + a**2)
+    x = np.column_stack([a, b + rng.random(N), died + rng.random(N)])
+    asked, rows, made = planned(3, ((BINARY,),), {1: 2, 2: 2}), [], OutcomeInputs.made
+
+    def seen(inputs, atoms, extras):
+        rows.append(len(atoms) if len(extras) > 2 else 0)
+        return made(inputs, atoms, extras)
+
+    monkeypatch.setattr(OutcomeInputs, "made", seen)
+    whole = fit_laws(x, asked).laws[0]
+    assert len(whole.inputs.extras)
+    assert max(rows) == N
+    rows.clear()
+    monkeypatch.setattr(terms, "AT_ONCE", 400)
+    some = fit_laws(x, asked).laws[0]
+    assert max(rows) == 400
+    np.testing.assert_array_equal(some.inputs.extras, whole.inputs.extras)
+    np.testing.assert_allclose(some.coefficients, whole.coefficients, rtol=1e-9)
 
 
 def test_the_same_records_and_seed_give_the_same_laws():
