@@ -57,22 +57,25 @@ def calibrated(
         to_covariates: latents to encoded covariates beside the outcomes' latents: the flow but for the laws.
         generator: draws the simulated tables.
     """
-    n = len(x)
-    copies = copies_of(n)
-    # Each draw four times, with either sign for covariates and outcomes: what is odd in it cancels out.
-    last = np.isin(np.arange(x.shape[1]), planned.drawn)
-    signs = np.array([[a if own else b for own in last] for a in (1.0, -1.0) for b in (1.0, -1.0)])
-    fresh = generator.standard_normal((copies // 4, 1, n, x.shape[1]))
-    drawn = to_covariates((fresh * signs[None, :, None, :]).reshape(copies * n, -1))
+    drawn = to_covariates(_latents(x, planned, generator))
     out: list[Law] = []
     for k, law in enumerate(laws.laws):
         if k < planned.covariates:
             turned = law
             _draw(turned, drawn)
         else:
-            turned, drawn = _turned(law, x, drawn, planned, _REGRESSIONS[planned.kind(planned.groups[k])])
+            turned = _turned(law, planned.groups[k], x, drawn, planned)
         out.append(turned)
     return replace(laws, laws=tuple(out))
+
+
+def _latents(x: Array, planned: PlannedOutcomes, generator: np.random.Generator) -> Array:
+    """Of simulated tables of as many rows as x, one below the other."""
+    # Each draw four times, with either sign for covariates and outcomes: what is odd in it cancels out.
+    last = np.isin(np.arange(x.shape[1]), planned.drawn)
+    signs = np.array([[a if own else b for own in last] for a in (1.0, -1.0) for b in (1.0, -1.0)])
+    fresh = generator.standard_normal((copies_of(len(x)) // 4, 1, *x.shape))
+    return np.asarray((fresh * signs[None, :, None, :]).reshape(-1, x.shape[1]))
 
 
 def _draw(law: Law, rows: Array, features: Array | None = None) -> None:
@@ -83,29 +86,34 @@ def _draw(law: Law, rows: Array, features: Array | None = None) -> None:
 
 
 def _features(law: Law, rows: Array) -> Array:
-    return np.concatenate([law.inputs.features(rows[at : at + _BLOCK]) for at in range(0, len(rows), _BLOCK)])
+    out = np.empty((len(rows), law.inputs.width))
+    for first in range(0, len(rows), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        out[part] = law.inputs.features(rows[part])
+    return out
 
 
-def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes, regression: Regression) -> tuple[Law, Array]:
-    """The law turned, and the simulated rows with what it draws."""
+def _turned(law: Law, group: tuple[int, ...], x: Array, drawn: Array, planned: PlannedOutcomes) -> Law:
+    """The law turned; in place, what it draws in its own columns of the simulated rows."""
+    regression, columns = _REGRESSIONS[planned.kind(group)], list(group)
     asked = len(asked_products(law.inputs, planned))
-    own, there = (_design(law.inputs, rows, planned, asked) for rows in (x, drawn))
+    own = _design(law.inputs, x, planned, asked)
     target = regression(own, _outcome(law, x, planned), None)[0]
     curvature = regression(own, _outcome(law, x, planned), target)[1]
     se = np.sqrt(np.maximum(np.diag(np.linalg.pinv(curvature)), 0.0))
     best, least, before, longer = law, math.inf, np.zeros(0), 1.0
     features = _features(law, drawn)  # a turn changes the law, and nothing that it reads
-    best_rows = drawn
+    latents = values = drawn[:, columns]
     for step in range(STEPS + 1):
-        rows = drawn.copy()
-        _draw(law, rows, features)
-        change = _apart(regression, there, rows, law, planned, target, len(x), se)
+        drawn[:, columns] = latents
+        _draw(law, drawn, features)
+        change = _apart(regression, asked, drawn, law, planned, target, len(x), se)
         # In standard errors of the records' own: what is left of the distance.
         size = float(change @ curvature @ change)
-        best_rows = best_rows if step else rows
+        values = values if step else drawn[:, columns]
         if not size < least:
             break
-        best, best_rows, least = law, rows, size
+        best, values, least = law, drawn[:, columns], size
         if step == STEPS or size < _NEAR:
             break
         if len(before):
@@ -113,13 +121,14 @@ def _turned(law: Law, x: Array, drawn: Array, planned: PlannedOutcomes, regressi
             left = float(change @ curvature @ before) / max(float(before @ curvature @ before), 1e-12)
             longer = float(np.clip(longer / max(1 - left, 0.25), 1.0, 4.0))
         before = change
-        law = _moved(law, -longer * change.reshape(target.shape, order="F"), asked, rows, planned)
-    return best, best_rows
+        law = _moved(law, -longer * change.reshape(target.shape, order="F"), asked, drawn, planned)
+    drawn[:, columns] = values
+    return best
 
 
 def _apart(
     regression: Regression,
-    design: Array,
+    asked: int,
     rows: Array,
     law: Law,
     planned: PlannedOutcomes,
@@ -130,15 +139,17 @@ def _apart(
     """Mean difference between the regression coefficients of simulated tables and those of the records.
 
     Each table is fitted by itself, and its difference limited to `_FAR` standard errors: an outlying row would distort
-    a regression on all of them, and so distorts only that of its own table.
+    a regression on all of them, and so distorts only that of its own table. A table's design is made anew at each step,
+    so that those of all are never held.
     """
     found = []
     for first in range(0, len(rows), n):
         part = slice(first, first + n)
+        design = _design(law.inputs, rows[part], planned, asked)
         outcome, away = _outcome(law, rows[part], planned), np.zeros(target.size)
         for _ in range(_NEWTON):
             at = target + away.reshape(target.shape, order="F")
-            score, curvature = regression(design[part], outcome, at)
+            score, curvature = regression(design, outcome, at)
             floor = 1e-9 * np.trace(curvature) / len(curvature) * np.eye(len(curvature))
             away = np.clip(away + np.nan_to_num(np.linalg.solve(curvature + floor, score)), -_FAR * se, _FAR * se)
         found.append(away)

@@ -85,7 +85,7 @@ def laws_cost(n: int, planned: PlannedOutcomes) -> tuple[float, float]:
         base, candidates = widths(known, planned)
         fitted, turned, bins = _COSTS[planned.kind(group)]
         seconds += n * (fitted + _A_CANDIDATE * candidates) + (k >= planned.covariates) * simulated * turned * base
-        tables = max(4 * candidates * min(n, AT_ONCE), 12 * bins * n, simulated * (4 * planned.d + 3 * base))
+        tables = max(4 * candidates * min(n, AT_ONCE), 12 * bins * n, simulated * (2 * planned.d + base))
         megabytes = max(megabytes, 8e-6 * tables)
         known += group
     return seconds, megabytes + 8e-6 * 15 * n * planned.d

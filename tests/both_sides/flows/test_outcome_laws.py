@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from shared.flows.outcomes_last import OutcomesLast
 from shared.plans.outcomes import PlannedOutcomes
 from site_agent.models.flow import FlowSettings, fit_flow
 from site_agent.models.outcome_laws import terms
+from site_agent.models.outcome_laws.calibrated import calibrated, copies_of
 from site_agent.models.outcome_laws.laws import fit_laws
 
 N = 1500
@@ -391,6 +393,20 @@ def test_of_many_records_terms_are_tried_some_rows_at_a_time_and_the_same_are_ta
     assert max(rows) == 400
     np.testing.assert_array_equal(some.inputs.extras, whole.inputs.extras)
     np.testing.assert_allclose(some.coefficients, whole.coefficients, rtol=1e-9)
+
+
+def test_putting_laws_right_holds_the_simulated_rows_and_what_one_law_reads_of_them_once():
+    n, d = 6000, 12
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(n, d))
+    x[:, -1] = (rng.random(n) < special.expit(x[:, :3].sum(axis=1))) + rng.random(n)
+    asked = planned(d, ((d - 1,),), {d - 1: 2})
+    laws = fit_laws(x, asked)
+    tracemalloc.start()
+    calibrated(laws, x, asked, to_covariates=lambda u: u, generator=rng)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * n * copies_of(n) * 4 * d
 
 
 def test_the_same_records_and_seed_give_the_same_laws():
