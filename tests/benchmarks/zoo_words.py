@@ -68,6 +68,7 @@ This zoo does not have:
 
 - flows trained with noise and secure sums, whose figures are of other worlds ([moments](benchmarks/moments.md));
 - latent noise of 20,000 patients in more than three worlds;
+- equal rows with more than 1,000 patients a hospital;
 - tables and densities with more than 5,000 patients a hospital, slicing with more than 1,000, and cross-products at \
 other than 12 sites.
 
