@@ -15,7 +15,7 @@ With a folder, every repetition is kept there, and a run that was stopped goes o
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
   [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--held centred]
-  [--name NAME] [--summary]
+  [--sites N] [--scale S] [--name NAME] [--summary]
 """
 
 import argparse
@@ -35,6 +35,7 @@ from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.pooling.secure_sum.row_effects import row_effects
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
+from shared.errors import EstimateRefusal
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.price import trust_rows
@@ -108,7 +109,11 @@ def arm(tables, epsilon, seed, given):
     signing = [keys[name] for name in release.members]
     coordinator, cost = through_messages(terms, signing, walk.values, noise.spawn(len(keys)))
     opened = walk.opened(plan, coordinator, {at: f"{at:064x}" for at in pilots})
-    [answer], own = read_sum(plan, opened, pilots), pilot_places(plan, pilots).pooled(tuple(pilots))
+    [answer], places = read_sum(plan, opened, pilots), pilot_places(plan, pilots)
+    own, bounds = places.pooled(tuple(pilots)), release.bounds(plan)
+    noises = [float(places.places[at].effects.privacy[bounds.columns[0]]) * bounds.units[0] ** 2 for at in pilots]
+    if isinstance(answer, EstimateRefusal):
+        return {"refused": str(answer)}
     rows = on_rows(plan, pilots, answer, seed) if given.rows else None
     return ({} if rows is None else {"on_rows": [rows.beta, rows.ci_lb, rows.ci_ub]}) | {
         "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
@@ -118,6 +123,7 @@ def arm(tables, epsilon, seed, given):
         "pilots": answer.pilots,
         "weights": answer.weights,
         "pilot": [own.beta, own.ci_lb, own.ci_ub],
+        "pilot_stated": sum((w / 100) ** 2 * noise for w, noise in zip(own.weights, noises, strict=True)),
         "tau2": answer.tau2,
         "rows": [[row.colluders, row.epsilon] for row in trust_rows(planned_event(plan).events[:2], [terms], DELTA)],
         "cost": cost,
@@ -148,7 +154,8 @@ def on_rows(plan, pilots, answer, seed):
 def measured(seed, epsilons, world, given):
     """One repetition, in plain numbers."""
     rng = np.random.default_rng(10_000 + seed)
-    tables = cvd_tables(rng, apart=given.tau) if world == "fits" else misfit(rng)
+    tables = cvd_tables(rng, given.scale, apart=given.tau) if world == "fits" else misfit(rng)
+    tables = dict(list(tables.items())[: given.sites])
     yi, vi = zip(*(real(table) for table in tables.values()), strict=True)
     theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
     out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
@@ -158,10 +165,12 @@ def measured(seed, epsilons, world, given):
 
 
 def summary(runs):
-    real_ones = np.array([run["real"] for run in runs])
-    out = {"real": {"coverage": held(real_ones), "tau": float(np.mean([run["tau2"] ** 0.5 for run in runs]))}}
+    theirs = np.array([run["real"] for run in runs])
+    out = {"real": {"coverage": held(theirs), "tau": float(np.mean([run["tau2"] ** 0.5 for run in runs]))}}
     for name in runs[0]["cells"]:
-        cells = [run["cells"][name] for run in runs]
+        answered = np.array(["refused" not in run["cells"][name] for run in runs])
+        cells = [run["cells"][name] for run, there in zip(runs, answered, strict=True) if there]
+        real_ones = theirs[answered]
         for which in ("sum", "pilot", *(["on_rows"] if "on_rows" in cells[0] else [])):
             ours = np.array([cell[which] for cell in cells])
             gaps = np.exp(ours[:, 0]) - np.exp(real_ones[:, 0])
@@ -178,10 +187,13 @@ def summary(runs):
                 "width": float(widths.mean()),
                 "width_median": float(np.median(widths)),
             }
-        squared = (np.array([cell["sum"][0] for cell in cells]) - real_ones[:, 0]) ** 2
+        squared = (np.array([[cell["sum"][0], cell["pilot"][0]] for cell in cells]).T - real_ones[:, 0]) ** 2
+        of_pilots = float(np.mean([cell["pilot_stated"] for cell in cells]))
+        out[f"{name} pilot"]["squared_error_over_stated"] = float(squared[1].mean()) / of_pilots
         stated = sum(np.array([cell[name] for cell in cells]) for name in ("noise", "cut", "pilots", "weights"))
         out[f"{name} sum"] |= {
-            "squared_error_over_stated": float(squared.mean() / stated.mean()),
+            "refused": int((~answered).sum()),
+            "squared_error_over_stated": float(squared[0].mean() / stated.mean()),
             "rows": cells[0]["rows"],
             "noise": float(np.sqrt(np.mean([cell["noise"] for cell in cells]))),
             "cut": float(np.sqrt(np.mean([cell["cut"] for cell in cells]))),
@@ -218,6 +230,8 @@ def main():
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
     parser.add_argument("--held", choices=("zero", "centred"), help="about which point records are drawn in")
     parser.add_argument("--tau", type=float, default=0.03, help="how the true effects differ where the models fit")
+    parser.add_argument("--sites", type=int, default=12, help="so many of the cohorts, the first")
+    parser.add_argument("--scale", type=float, default=1.0, help="their sizes, where the models fit")
     parser.add_argument("--name", default="", help="of the result's file, where it is another than the world's")
     parser.add_argument("--no-rows", dest="rows", action="store_false", help="leave out a user's regression on rows")
     parser.add_argument("--summary", action="store_true", help="print, and write no result")

@@ -12,7 +12,7 @@ import numpy as np
 
 from shared.errors import EstimateRefusal
 from shared.mechanisms.moments.outcomes import Survival
-from shared.mechanisms.secure_sum.influences import SumLook, level_of, look
+from shared.mechanisms.secure_sum.influences import Bounds, SumLook, level_of, look
 from shared.mechanisms.secure_sum.plan import SecureSumPlan
 from shared.mechanisms.secure_sum.sent_look import AnySentLook, sent
 from shared.mechanisms.secure_sum.variants import Variant, pilot_effects
@@ -55,6 +55,16 @@ class PilotPlaces:
         names = tuple(release.members)
         yi, vi = zip(*(self.effects[site][coefficient] for site in sites), strict=True)
         return pool(list(yi), list(vi), labels=[names[site] for site in sites], method="REML", test="adhoc")
+
+    def start_errors(self) -> tuple[float, ...]:
+        """Standard error of each start per standard deviation of its covariate, the median one of the sites' models."""
+        columns, units, variants = _coefficients(_release(self.plan).bounds(self.plan))
+        columns, units = (*columns, *(one.column for one in variants)), (*units, *(one.unit for one in variants))
+        scales = np.median([place.model.lens.scale for place in self.places.values()], axis=0)
+        return tuple(
+            self.pooled(tuple(self.places), at).se * float(scales[column]) / unit
+            for at, (column, unit) in enumerate(zip(columns, units, strict=True))
+        )
 
     def before(self) -> dict[int, AnySentLook]:
         """Each site's look before it has reported its level."""
@@ -114,21 +124,28 @@ def pilot_places(plan: StudyPlan, tables: Mapping[int, tuple[pd.DataFrame, int]]
     try:
         together = release.places == "together"
         placed = first.places(plan, [tables[site] for site in sites], alike=together)
-        times = _times(bounds.variants) if isinstance(bounds, VectorBounds) else []
+        columns, units, variants = _coefficients(bounds)
+        times = _times(variants)
         found = dict(zip(sites, (_finer(one, times) for one in placed) if together else placed, strict=True))
     except np.linalg.LinAlgError:
         raise EstimateRefusal(
             "the pilots of a secure sum must determine effects", given="figures that do not"
         ) from None
-    columns = bounds.columns if isinstance(bounds, VectorBounds) else (bounds.column,)
-    units = bounds.units if isinstance(bounds, VectorBounds) else (bounds.unit,)
-    variants = bounds.variants if isinstance(bounds, VectorBounds) else ()
     effects = {site: _effects(place, columns, units, variants) for site, place in found.items()}
     start = []
     for at in range(len(columns) + len(variants)):
         yi, vi = zip(*(one[at] for one in effects.values()), strict=True)
         start.append(float(pool(list(yi), list(vi), method="REML", test="adhoc").beta))
     return PilotPlaces(plan=plan, places=found, effects=effects, start=tuple(start))
+
+
+def _coefficients(
+    bounds: Bounds | VectorBounds,
+) -> tuple[tuple[int, ...], tuple[float, ...], tuple[Variant, ...]]:
+    """Covariates of the planned coefficients, the unit of each, and the variants that are summed beside them."""
+    if isinstance(bounds, VectorBounds):
+        return bounds.columns, bounds.units, bounds.variants
+    return (bounds.column,), (bounds.unit,), ()
 
 
 def _times(variants: tuple[Variant, ...]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ __all__ = ["read_sum"]
 
 _CLOSE = 1e-5
 """Relative distance of two figures that another computer's arithmetic may make of the same pilots."""
+_KNOWN = 0.2
+"""Largest standard error of a start per standard deviation of its covariate (chosen on simulated networks of six small
+cohorts, docs/decisions/0046): what one step leaves grows with the square of how far the start is off, of which noise in
+the pilots does not tell where one of them has not settled."""
 _NEAR = 1e-2
 """Distance of two points, in the reach, at which either is near enough: the steps to it end before they are at it."""
 
@@ -36,7 +40,8 @@ def read_sum(
 ) -> tuple[SummedAnswer | EstimateRefusal, ...]:
     """The pooled coefficients in the order of the plan's (`SecureSumPlan.coefficients`), each per its unit there.
 
-    Those of its variants follow, each with what it lacks where too few sites' releases expect anything of it.
+    Those of its variants follow, each with what it lacks where too few sites' releases expect anything of it. So is a
+    coefficient refused of which the pilots know so little that one step from their pooled estimate may be far off.
 
     Args:
         plan: under which the sum was opened.
@@ -63,9 +68,25 @@ def read_sum(
     shown: Any = {"sites": [names[site] for site in sites], "level": level}
     total, single = np.array(opened.total), [one for one in looks.values() if isinstance(one, SumLook)]
     if single:
-        return (summed(single, total, opened.sigma, opened.start[0], between[0], **shown),)
-    several = [one for one in looks.values() if isinstance(one, VectorLook)]
-    return summed_vector(several, total, opened.sigma, opened.start, between, **shown)
+        answers: Sequence[SummedAnswer | EstimateRefusal] = [
+            summed(single, total, opened.sigma, opened.start[0], between[0], **shown)
+        ]
+    else:
+        several = [one for one in looks.values() if isinstance(one, VectorLook)]
+        answers = summed_vector(several, total, opened.sigma, opened.start, between, **shown)
+    return tuple(map(_from_near, answers, places.start_errors()))
+
+
+def _from_near(answer: SummedAnswer | EstimateRefusal, error: float) -> SummedAnswer | EstimateRefusal:
+    """The answer, or a refusal where the standard error of its start, per standard deviation, is above `_KNOWN`."""
+    if error <= _KNOWN or isinstance(answer, EstimateRefusal):
+        return answer
+    return EstimateRefusal(
+        "the pilots must know the effect that a sum starts from to a standard error of "
+        f"{_KNOWN:g} per standard deviation of its covariate, on the scale of coefficients",
+        given=f"{error:.2g}",
+        next_step="The pilots' own answer has an interval; of more patients, or at a larger ε, pilots know more.",
+    )
 
 
 def _as_sent(look: SumLook | VectorLook, had: AnySentLook) -> SumLook | VectorLook:

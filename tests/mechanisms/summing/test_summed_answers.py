@@ -25,13 +25,14 @@ from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.figures.forest import describe, forest_table
 from coordinator.planning.price import cost
 from coordinator.pooling.pool import Pooling, pool
+from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.services.compute.tasks import answer as task_answer
 from coordinator.services.compute.tasks import selection_of
 from coordinator.web.interface.reading import result_of, words
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.errors import IntegrityRefusal
+from shared.errors import EstimateRefusal, IntegrityRefusal
 from shared.estimands.answer import parse_estimand
 from shared.plans.plan import StudyPlan
 from tests.benchmarks.honest import real
@@ -64,6 +65,19 @@ def test_with_little_noise_the_sum_is_the_records_own_answer():
     assert answer.sites == tuple(TABLES)
     assert abs(answer.estimate - exact.beta) < 0.35 * exact.se
     assert answer.noise < 0.05 * answer.variance
+
+
+def test_of_a_start_that_the_pilots_do_not_know_there_is_no_answer():
+    """At a tenth of ε the pilots' own interval is several units wide, and one step's was a hundredth of one."""
+    plan, pilots, opened = world(0.1)
+    [refusal] = read_sum(plan, opened, pilots)
+    assert isinstance(refusal, EstimateRefusal)
+    assert "standard error of 0.2 per standard deviation" in str(refusal)
+    [error] = pilot_places(plan, pilots).start_errors()
+    assert f"got {error:.2g}." in str(refusal)
+    # The covariate's unit is 10 mmHg, about half its standard deviation.
+    own = pilot_places(plan, pilots).pooled(tuple(pilots))
+    assert 1.2 < error / own.se < 3
 
 
 @pytest.mark.parametrize("lost", [(), (2,)])
