@@ -23,7 +23,8 @@ import numpy as np
 
 from shared.base.randomness import MAX_RATIO
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.mechanisms.base import Facts, must
+from shared.mechanisms.labelled import LabelledFigures, Layout
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC
 from shared.privacy.accountant import Gaussian
@@ -56,7 +57,7 @@ _MOST_EPSILON = 50.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossProductsPlan(Aggregates):
+class CrossProductsPlan(LabelledFigures):
     """Every square and product of some columns, summed over all persons, with Gaussian noise.
 
     Args:
@@ -203,12 +204,9 @@ class CrossProductsPlan(Aggregates):
 
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The sums with noise, a line each."""
-        import pandas as pd
-
         square = np.array([i == j for i, j in self._places()])
         steps = noised(self.products(plan, records), square, self.event(plan).sigma, rng)
-        first, second = self._names()
-        return pd.DataFrame({"first": first, "second": second, "value": steps})
+        return self.layout(plan).table([steps])
 
     def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int:
         """Records that are drawn in."""
@@ -231,10 +229,11 @@ class CrossProductsPlan(Aggregates):
         yield from ((i, i) for i in places[1:])
         yield from ((i, j) for i in places for j in places[i + 1 :])
 
-    def _names(self) -> tuple[list[str], list[str]]:
+    def layout(self, plan: StudyPlan) -> Layout:
+        """The two columns of every sum, ``1`` for none."""
         names = ("1", *self.columns)
-        pairs = [(names[i], names[j]) for i, j in self._places()]
-        return [first for first, _ in pairs], [second for _, second in pairs]
+        pairs = list(self._places())
+        return Layout(columns=COLUMNS, first=[names[i] for i, _ in pairs], second=[names[j] for _, j in pairs])
 
     # -- what is said of it --------------------------------------------------------------------------------------
     def facts(self, plan: StudyPlan) -> Facts:
@@ -254,21 +253,8 @@ class CrossProductsPlan(Aggregates):
             f"mean is about 1 a person, and of {sigma / math.sqrt(2):.4g} on a product's"
         )
 
-    def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """A line per square and product."""
-        words = widest(("1", *self.columns))
-        return Extent(rows=len(list(self._places())), texts={"first": words, "second": words}, numbers=1)
-
-    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
-        """Exactly the plan's sums, in order: numbers on their grid that n persons and this noise can give."""
-        first, second = self._names()
-        if tuple(table.columns) != COLUMNS or table["first"].tolist() != first or table["second"].tolist() != second:
-            raise SchemaRefusal(
-                f"released cross-products must have columns {', '.join(COLUMNS)} and the plan's {len(first)} lines",
-                given=f"{len(table)} lines, or others",
-            )
-        if table["value"].dtype != np.dtype("int64"):
-            raise SchemaRefusal("released cross-products must be whole numbers", given=f"{table['value'].dtype}")
+    def require_possible(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As of `LabelledFigures`."""
         values = table["value"].to_numpy(dtype=np.float64) * _GRID
         outside = int((np.abs(values) > n * self.reach**2 + 40 * self.event(plan).sigma).sum())
         if outside:

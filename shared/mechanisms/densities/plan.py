@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.estimands.formulas import Node, parse
-from shared.mechanisms.base import Aggregates, Extent, Facts, must, unit, widest
+from shared.mechanisms.base import Facts, must, unit
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
 from shared.mechanisms.densities.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.densities.noise import Grid
 from shared.mechanisms.densities.quantiles import Quantiles
 from shared.mechanisms.densities.scaling import Coefficients, Sensitivity
+from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.plans.dictionary import Column
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
@@ -85,7 +86,7 @@ def level_for(columns: int, persons: int, scale: float, *, basis: str = "haar", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensitiesPlan(Aggregates):
+class DensitiesPlan(LabelledFigures):
     """Densities of chosen columns, alone or two or three together: for transport maps.
 
     Args:
@@ -310,42 +311,28 @@ class DensitiesPlan(Aggregates):
         count = f"{len(groups)} densit{'y' if len(groups) == 1 else 'ies'}"
         return f"{count}, {figures} {what.get(self.basis, 'sums')}, {'; '.join(said)}"
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return _COLUMNS.get(self.basis, _SMOOTH)
+    def layout(self, plan: StudyPlan) -> Layout:
+        """Density of every figure, and its cell, function or share."""
+        groups = self.groups(plan)
+        return Layout(
+            columns=_COLUMNS.get(self.basis, _SMOOTH),
+            first=[group.name for group in groups for _ in group.labels],
+            second=[label for group in groups for label in group.labels],
+        )
 
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy figures, a line each."""
-        groups = self.groups(plan)
-        flat = np.concatenate([group.draw(records, rng) for group in groups]).astype(np.int64)
-        return pd.DataFrame(dict(zip(self._names, (*_labels(groups), flat), strict=True)))
+        return self.layout(plan).table([group.draw(records, rng) for group in self.groups(plan)])
 
     def figures(self, plan: StudyPlan, table: pd.DataFrame) -> list[NDArray[np.int64]]:
         """The noisy figures of a released table, one array per group; of a histogram the missing values' cell last."""
-        sizes = [len(group.labels) for group in self.groups(plan)]
-        return np.split(table[self._names[-1]].to_numpy(dtype=np.int64), np.cumsum(sizes)[:-1])
+        return arrays_of(table, [(len(group.labels),) for group in self.groups(plan)])
 
-    def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """A line per figure."""
-        words = _labels(self.groups(plan))
-        return Extent(rows=len(words[0]), texts=dict(zip(self._names, map(widest, words), strict=False)))
-
-    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
-        """Exactly the plan's densities and figures, in order; whole numbers that n persons and this noise can give."""
-        groups = self.groups(plan)
-        size, last = sum(len(group.labels) for group in groups), self._names[-1]
-        if tuple(table.columns) != self._names or len(table) != size:
-            raise SchemaRefusal(
-                f"released densities must have columns {', '.join(self._names)} and {size} lines",
-                given=f"{len(table)} lines",
-            )
-        if table[last].dtype != np.dtype("int64"):
-            raise SchemaRefusal("released figures must be whole numbers", given=f"{table[last].dtype}")
-        if [table[name].tolist() for name in self._names[:2]] != list(_labels(groups)):
-            raise SchemaRefusal("released densities must name the plan's densities and cells, in order", given="others")
+    def require_possible(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As of `LabelledFigures`."""
         wrong = [
             group.name
-            for group, figures in zip(groups, self.figures(plan, table), strict=True)
+            for group, figures in zip(self.groups(plan), self.figures(plan, table), strict=True)
             if not group.possible(figures, n)
         ]
         if wrong:
@@ -576,8 +563,3 @@ def _score(column: Column, edges: Floats, above: tuple[str, float] | None) -> Fl
         value = math.floor(value) + 0.5 if how in (">", "<=") else math.ceil(value) - 0.5
     share = np.clip((high - value) / (high - low), 0.0, 1.0)
     return np.asarray(share if how in (">", ">=") else 1 - share)
-
-
-def _labels(groups: Sequence[Group]) -> tuple[list[str], list[str]]:
-    names = [group.name for group in groups for _ in group.labels]
-    return names, [label for group in groups for label in group.labels]

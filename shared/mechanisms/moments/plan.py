@@ -19,7 +19,6 @@ m, because m squares tell it), and the draw of the rows.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -30,7 +29,8 @@ import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn
-from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, balanced, must, widest
+from shared.mechanisms.base import Facts, MechanismPlan, balanced, must
+from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.mechanisms.moments.cohort import Cohort, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
@@ -69,7 +69,7 @@ DOUBT = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentsPlan(Aggregates):
+class MomentsPlan(LabelledFigures):
     """Histograms, moments of outcome and covariates, products of covariates, and scores of declared coefficients.
 
     The arguments are those of `shared.mechanisms.moments.spec.MomentsSpec`; δ is the budget's. A plan that a lead
@@ -252,49 +252,27 @@ class MomentsPlan(Aggregates):
 
     def lines(self, plan: StudyPlan, release: MomentsRelease) -> pd.DataFrame:
         """A release as the table that leaves; `release` reads it back."""
+        return self.layout(plan).table((*release.histograms, release.moments, release.products, release.score))
+
+    def layout(self, plan: StudyPlan) -> Layout:
+        """Block and words of every figure."""
         blocks, figures = names_of(self.design(plan))
-        parts = (*release.histograms, release.moments, release.products, release.score)
-        return pd.DataFrame(
-            {
-                "block": list(blocks),
-                "figure": list(figures),
-                "value": np.concatenate([np.ravel(part) for part in parts]).astype(np.int64),
-            }
-        )
+        return Layout(columns=COLUMNS, first=blocks, second=figures)
 
     def release(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> MomentsRelease:
         """The release that a table of lines holds. Raises: SchemaRefusal."""
         design = self.design(plan)
-        flat, at = table["value"].to_numpy(dtype=np.int64), 0
-        parts = []
         p = design.p
         shapes: list[tuple[int, ...]] = [(len(edges) - 1,) for edges in design.edges]
         shapes += [design.outcome_shape, (design.features, 1 + p), (p * (p + 1) // 2,), (len(design.spec.declared),)]
-        for shape in shapes:
-            parts.append(flat[at : at + math.prod(shape)].reshape(shape))
-            at += math.prod(shape)
+        parts = arrays_of(table, shapes)
         given = MomentsRelease(
             n=n, histograms=tuple(parts[: p + 1]), moments=parts[p + 1], products=parts[p + 2], score=parts[p + 3]
         )
         return read(given.to_bytes(), design)
 
-    def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """A line per figure."""
-        blocks, figures = names_of(self.design(plan))
-        return Extent(rows=len(figures), texts={"block": widest(blocks), "figure": widest(figures)})
-
-    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
-        """Exactly the plan's figures, in order; whole numbers that n persons and this noise can give."""
-        blocks, figures = names_of(self.design(plan))
-        if tuple(table.columns) != COLUMNS or len(table) != len(figures):
-            raise SchemaRefusal(
-                f"released moments must have columns {', '.join(COLUMNS)} and {len(figures)} lines",
-                given=f"{len(table)} lines",
-            )
-        if table["value"].dtype != np.dtype("int64"):
-            raise SchemaRefusal("released moments must be whole numbers", given=f"{table['value'].dtype}")
-        if tuple(table["block"]) != blocks or tuple(table["figure"]) != figures:
-            raise SchemaRefusal("released moments must name the plan's figures, in order", given="others")
+    def require_possible(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As of `LabelledFigures`."""
         counts = self.release(plan, table, n).histograms
         below = sum(int((part < -12 * sigma_of(self.design(plan).spec, 0) - 1).sum()) for part in counts)
         if below:

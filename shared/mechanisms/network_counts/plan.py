@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from shared.errors import SchemaRefusal
-from shared.mechanisms.base import Aggregates, EdgeRules, Effort, Extent, Facts, must, widest
+from shared.mechanisms.base import EdgeRules, Effort, Facts, must
 from shared.mechanisms.grand.edges import adjacency
+from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.mechanisms.network_counts import capped
 from shared.plans.dictionary import LEVELLED
 from shared.privacy.stated import shown_epsilon
@@ -79,7 +80,7 @@ class CappedCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkCountsPlan(Aggregates):
+class NetworkCountsPlan(LabelledFigures):
     """Counts of everybody's network, under caps that are public.
 
     Args:
@@ -254,12 +255,10 @@ class NetworkCountsPlan(Aggregates):
 
     def draw(self, plan: StudyPlan, records: Any, rng: Noise) -> pd.DataFrame:
         """The noisy counts, a line each, of what `measure` found."""
-        import pandas as pd
-
         blocks = self.counts(plan)
-        noisy = [noised(block, exact, rng) for block, exact in zip(blocks, records, strict=True)]
-        names, of = _names(blocks)
-        return pd.DataFrame({"count": names, "of": of, "value": np.concatenate(noisy).astype(np.int64)})
+        return self.layout(plan).table(
+            [noised(block, exact, rng) for block, exact in zip(blocks, records, strict=True)]
+        )
 
     def clipped(self, plan: StudyPlan, records: pd.DataFrame) -> int:
         """Persons above one of the caps."""
@@ -273,29 +272,18 @@ class NetworkCountsPlan(Aggregates):
             above |= triangles(ties) > caps["triangles"]
         return int(above.sum())
 
-    def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """A line per count."""
-        names, of = _names(self.counts(plan))
-        return Extent(rows=len(names), texts={"count": widest(names), "of": widest(of)})
-
     def effort(self, plan: StudyPlan, n: int, d: int) -> Effort:
         """As of `MechanismPlan`."""
         # Of about ten contacts a person; where many are above a cap, minutes to hours: docs/decisions/0037.
         return Effort(seconds=2.0 + 2e-5 * n, memory_mb=230 + 2.3e-3 * n, bundle_mb=0.01)
 
-    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
-        """Exactly the plan's counts, in order; whole numbers that a network of n persons and this noise can give."""
-        blocks = self.counts(plan)
-        names, of = _names(blocks)
-        if tuple(table.columns) != COLUMNS or len(table) != len(names):
-            raise SchemaRefusal(
-                f"released counts must have columns {', '.join(COLUMNS)} and {len(names)} lines",
-                given=f"{len(table)} lines",
-            )
-        if table["value"].dtype != np.dtype("int64"):
-            raise SchemaRefusal("released counts must be whole numbers", given=f"{table['value'].dtype}")
-        if tuple(table["count"]) != names or tuple(table["of"]) != of:
-            raise SchemaRefusal("released counts must name the plan's, in order", given="others")
+    def layout(self, plan: StudyPlan) -> Layout:
+        """Count and column of every line. The smaller cap is told by its number."""
+        named = [(f"{block.name}, at most {block.cap}", label) for block in self.counts(plan) for label in block.labels]
+        return Layout(columns=COLUMNS, first=[name for name, _ in named], second=[of for _, of in named])
+
+    def require_possible(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As of `LabelledFigures`."""
         pairs, triples = n * (n - 1) / 2, n * (n - 1) * (n - 2) / 6
         most = {"paths": 3 * triples, "triangles": triples, "ends": 2 * pairs}
         wrong = 0
@@ -307,11 +295,9 @@ class NetworkCountsPlan(Aggregates):
 
     def read(self, plan: StudyPlan, table: pd.DataFrame) -> list[tuple[CappedCount, NDArray[np.float64]]]:
         """Each block of a released table, with its values."""
-        flat, at, out = table["value"].to_numpy(dtype=np.float64), 0, []
-        for block in self.counts(plan):
-            out.append((block, flat[at : at + len(block.labels)]))
-            at += len(block.labels)
-        return out
+        blocks = self.counts(plan)
+        values = arrays_of(table, [(len(block.labels),) for block in blocks])
+        return [(block, one.astype(np.float64)) for block, one in zip(blocks, values, strict=True)]
 
     def answer(
         self,
@@ -347,13 +333,3 @@ def _mixing(count: CappedCount, ties: Any, kept: Any, code: NDArray[np.int64]) -
     meant = (code[pairs.row] == code[pairs.col]) == (count.name == "alike")
     network = sparse.csr_array((pairs.data[meant], (pairs.row[meant], pairs.col[meant])), shape=pairs.shape)
     return [int(capped.kept_degrees(network, count.cap).sum()) // 2]
-
-
-def _names(blocks: Sequence[CappedCount]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Count and column of every line. The smaller cap is told by its number."""
-    names: list[str] = []
-    of: list[str] = []
-    for block in blocks:
-        names += [f"{block.name}, at most {block.cap}"] * len(block.labels)
-        of += block.labels
-    return tuple(names), tuple(of)

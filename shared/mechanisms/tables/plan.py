@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Extent, Facts, must, widest
+from shared.mechanisms.base import Facts, must
+from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, sensitivity
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
@@ -30,7 +31,7 @@ COLUMNS = ("table", "cell", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablesPlan(Aggregates):
+class TablesPlan(LabelledFigures):
     """All one-way tables, and the two-way tables that are named (or all of them), with Gaussian noise.
 
     Args:
@@ -152,14 +153,10 @@ class TablesPlan(Aggregates):
 
     def draw(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> pd.DataFrame:
         """The noisy counts, a line each."""
-        return self._lines(plan, self.tables(plan).release(records, rng))
+        return self.layout(plan).table(self.tables(plan).release(records, rng))
 
-    def _lines(self, plan: StudyPlan, counts: Sequence[Any]) -> pd.DataFrame:
-        names, cells = self._labels(plan)
-        flat = np.concatenate([np.ravel(count) for count in counts]).astype(np.int64)
-        return pd.DataFrame({"table": names, "cell": cells, "count": flat})
-
-    def _labels(self, plan: StudyPlan) -> tuple[list[str], list[str]]:
+    def layout(self, plan: StudyPlan) -> Layout:
+        """Table and cell of every count."""
         mechanism = self.tables(plan)
         labels = [attribute.labels for attribute in mechanism.attributes]
         names: list[str] = []
@@ -171,25 +168,19 @@ class TablesPlan(Aggregates):
                 here = [f"{one} × {other}" for one in here for other in labels[table.of[1]]]
             names += [name] * len(here)
             cells += here
-        return names, cells
+        return Layout(columns=COLUMNS, first=names, second=cells)
 
     def counts(self, plan: StudyPlan, table: pd.DataFrame) -> list[Any]:
         """The noisy counts of a released table, one array per contingency table."""
-        flat = table["count"].to_numpy(dtype=np.int64)
-        out, at = [], 0
-        for one in self.tables(plan).tables:
-            size = math.prod(one.shape)
-            out.append(flat[at : at + size].reshape(one.shape))
-            at += size
-        return out
+        return arrays_of(table, [one.shape for one in self.tables(plan).tables])
 
     def released(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Released:
         """The counts of releases of different persons, added up. Raises: EstimateRefusal, if they count other cells."""
         from shared.mechanisms.tables.one_step import Released
 
-        names, cells = self._labels(plan)
+        lines = self.layout(plan)
         for table, _ in tables:
-            if table["table"].tolist() != names or table["cell"].tolist() != cells:
+            if table["table"].tolist() != lines.first or table["cell"].tolist() != lines.second:
                 raise EstimateRefusal(
                     "a site's releases must count the cells of its newest plan version",
                     given="tables of an earlier version",
@@ -257,24 +248,9 @@ class TablesPlan(Aggregates):
         words = [f"{name}: {how}" for name, how in hidden.items() if name in asked]
         return f"A planned model will have no answer about {'; '.join(words)}. {MORE_BINS}" if words else ""
 
-    def extent(self, plan: StudyPlan, n: int) -> Extent:
-        """A line per cell."""
-        names, cells = self._labels(plan)
-        return Extent(rows=len(cells), texts={"table": widest(names), "cell": widest(cells)})
-
-    def validate(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
-        """Exactly the plan's tables and cells, in order; whole counts that n persons and this noise can give."""
+    def require_possible(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> None:
+        """As of `LabelledFigures`."""
         mechanism = self.tables(plan)
-        if tuple(table.columns) != COLUMNS or len(table) != mechanism.cells:
-            raise SchemaRefusal(
-                f"released tables must have columns {', '.join(COLUMNS)} and {mechanism.cells} lines",
-                given=f"{len(table)} lines",
-            )
-        if table["count"].dtype != np.dtype("int64"):
-            raise SchemaRefusal("released counts must be whole numbers", given=f"{table['count'].dtype}")
-        names, cells = self._labels(plan)
-        if table["table"].tolist() != names or table["cell"].tolist() != cells:
-            raise SchemaRefusal("released tables must name the plan's tables and cells, in order", given="others")
         nowhere = mechanism.impossible
         for one, count in zip(mechanism.tables, self.counts(plan, table), strict=True):
             if len(one.of) == 2 and one.of in nowhere and count[nowhere[one.of[0], one.of[1]]].any():

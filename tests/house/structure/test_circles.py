@@ -160,6 +160,7 @@ TIES: Mapping[tuple[str, str], str] = {
     ("shared.mechanisms.grand.answer", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.grand.edges", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.grand.plan", "shared.plans.plan"): SETTINGS,
+    ("shared.mechanisms.labelled", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.latent_noise.plan", "shared.plans.plan"): SETTINGS,
     ("shared.mechanisms.moments.plan", "shared.plans.plan"): SETTINGS,
     (
