@@ -49,7 +49,8 @@ SIZES = {
     "slicing": ((2_000, 15), (50_000, 5), (50_000, 20), (150_000, 20)),
     "latent_noise": ((3_000, 8), (15_000, 18), (30_000, 12), (100_000, 20), (500_000, 20), (1_000_000, 10)),
     **dict.fromkeys(
-        ("logistic", "ols", "count", "cox", "holdout", "private"), ((3_000, 8), (15_000, 18), (50_000, 10))
+        ("logistic", "ols", "count", "cox", "holdout", "private"),
+        ((3_000, 8), (15_000, 18), (50_000, 10), (500_000, 20)),
     ),
     "two_questions": ((10_000, 15),),
     "holdout_logistic": ((3_000, 8), (50_000, 10)),
@@ -211,7 +212,11 @@ def one(mechanism, n, columns):
     from site_agent.release.site import WorkingSite
 
     text = study(mechanism, columns)
-    plan = StudyPlan.from_toml(text if n < 10**6 else text.replace("delta = 1e-7", "delta = 1e-8"))  # below 1/(10 n)
+    if n >= 10**6:
+        text = text.replace("delta = 1e-7", "delta = 1e-8")  # below 1/(10 n)
+    if n > 400_000:
+        text = text.replace("rate = 0.1\n", "rate = 0.05\n")  # a step of training has 40,000 records at most
+    plan = StudyPlan.from_toml(text)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         maker = os.fork()  # so that what making the table takes is neither told nor taken

@@ -413,7 +413,7 @@ class LatentNoisePlan(MechanismPlan):
         n = max(1, round(n * (1 - plan.holdout))) if plan.posture == "holdout" else n
         few, trained = min(n, 50_000), plan.private is not None
         fits = {"local": 2, "holdout": 1}.get(plan.posture, 0)
-        rows = fits * (0.4e-6 * few + 0.15e-6 * (n - few)) * d**2 if fits else 7e-6 * n * d
+        rows = fits * (0.4e-6 * few + 0.15e-6 * (n - few)) * d**2 if fits else (7e-6 * few + 3e-6 * (n - few)) * d
         return Effort(
             seconds=1.3 + rows + 2.5e-9 * few * min(n, 15_000) + 0.9 * trained,
             memory_mb=165 + (2.2e-4 * few + 1.5e-4 * (n - few)) * d + 40 * trained,
