@@ -171,6 +171,9 @@ def summary(runs):
         answered = np.array(["refused" not in run["cells"][name] for run in runs])
         cells = [run["cells"][name] for run, there in zip(runs, answered, strict=True) if there]
         real_ones = theirs[answered]
+        if not cells:
+            out[f"{name} sum"] = {"refused": len(runs)}
+            continue
         for which in ("sum", "pilot", *(["on_rows"] if "on_rows" in cells[0] else [])):
             ours = np.array([cell[which] for cell in cells])
             gaps = np.exp(ours[:, 0]) - np.exp(real_ones[:, 0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal
 from shared.mechanisms.moments.outcomes import Survival
@@ -56,15 +57,18 @@ class PilotPlaces:
         yi, vi = zip(*(self.effects[site][coefficient] for site in sites), strict=True)
         return pool(list(yi), list(vi), labels=[names[site] for site in sites], method="REML", test="adhoc")
 
-    def start_errors(self) -> tuple[float, ...]:
-        """Standard error of each start per standard deviation of its covariate, the median one of the sites' models."""
+    @property
+    def deviations(self) -> NDArray[np.float64]:
+        """(coefficients,) standard deviation of each's covariate, in its units: the median of the sites' models."""
         columns, units, variants = _coefficients(_release(self.plan).bounds(self.plan))
         columns, units = (*columns, *(one.column for one in variants)), (*units, *(one.unit for one in variants))
         scales = np.median([place.model.lens.scale for place in self.places.values()], axis=0)
-        return tuple(
-            self.pooled(tuple(self.places), at).se * float(scales[column]) / unit
-            for at, (column, unit) in enumerate(zip(columns, units, strict=True))
-        )
+        return np.asarray(scales[list(columns)] / np.array(units))
+
+    def start_errors(self) -> NDArray[np.float64]:
+        """(coefficients,) standard error of each start per standard deviation of its covariate."""
+        sites = tuple(self.places)
+        return np.array([self.pooled(sites, at).se for at in range(len(self.start))]) * self.deviations
 
     def before(self) -> dict[int, AnySentLook]:
         """Each site's look before it has reported its level."""

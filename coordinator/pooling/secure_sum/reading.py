@@ -31,6 +31,9 @@ _KNOWN = 0.2
 """Largest standard error of a start per standard deviation of its covariate (chosen on simulated networks of six small
 cohorts, docs/decisions/0046): what one step leaves grows with the square of how far the start is off, of which noise in
 the pilots does not tell where one of them has not settled."""
+_MOST_CLAIMED = 3.0
+"""Largest information that the sites' models may expect of a coefficient, in events times the variance of its
+covariate: models of noise that has got out of hand expect ten to ten thousand times as much (docs/decisions/0046)."""
 _NEAR = 1e-2
 """Distance of two points, in the reach, at which either is near enough: the steps to it end before they are at it."""
 
@@ -74,17 +77,31 @@ def read_sum(
     else:
         several = [one for one in looks.values() if isinstance(one, VectorLook)]
         answers = summed_vector(several, total, opened.sigma, opened.start, between, **shown)
-    return tuple(map(_from_near, answers, places.start_errors()))
+    events = sum(max(opened.parts[site].events, 1.0) for site in sites)
+    expected = np.sum([np.atleast_1d(look.precision) for look in looks.values()], axis=0)
+    claimed = expected / (events * np.square(places.deviations))
+    return tuple(map(_believed, answers, places.start_errors(), claimed))
 
 
-def _from_near(answer: SummedAnswer | EstimateRefusal, error: float) -> SummedAnswer | EstimateRefusal:
-    """The answer, or a refusal where the standard error of its start, per standard deviation, is above `_KNOWN`."""
-    if error <= _KNOWN or isinstance(answer, EstimateRefusal):
+def _believed(answer: SummedAnswer | EstimateRefusal, error: float, claimed: float) -> SummedAnswer | EstimateRefusal:
+    """The answer, or why one step from the pilots cannot be believed.
+
+    Args:
+        error: standard error of the start, per standard deviation of the covariate.
+        claimed: information that the sites' models expect of the records, in what so many events can give.
+    """
+    if isinstance(answer, EstimateRefusal):
+        return answer
+    wrong = []
+    if error > _KNOWN:
+        wrong.append(f"a standard error of {error:.2g} (at most {_KNOWN:g}) per standard deviation of its covariate")
+    if claimed > _MOST_CLAIMED:
+        wrong.append(f"models that expect {claimed:.2g} times (at most {_MOST_CLAIMED:g}) what their events can tell")
+    if not wrong:
         return answer
     return EstimateRefusal(
-        "the pilots must know the effect that a sum starts from to a standard error of "
-        f"{_KNOWN:g} per standard deviation of its covariate, on the scale of coefficients",
-        given=f"{error:.2g}",
+        "the pilots must know the effect that a sum starts from",
+        given=", and ".join(wrong),
         next_step="The pilots' own answer has an interval; of more patients, or at a larger ε, pilots know more.",
     )
 

@@ -15,10 +15,11 @@ tr(S⁻¹) where tr(SΣ) is 1 the least is at S = M'M ∝ Σ^{-1/2}. Its size sa
 little as leaves what drawing in and noise do to the answers near its least under the public models.
 
 An influence is insensitive to errors of its place one by one, not to two at once, and a pilot has several. What that
-leaves of an answer grows with the pilots' noise: with v_i their variances from it, at most a hundred times those that
-the records alone would leave, and w_i the implied weights,
+leaves of an answer grows with the pilots' noise, and faster where there is much of it. With v_i their variances from
+it, at most a hundred times the u_i that the records alone would leave, and w_i the implied weights,
 
-.. math:: c \sum_i (w_i / \textstyle\sum w)^2 v_i, \qquad c = ONE_STEP,
+.. math:: c(R) \sum_i (w_i / \textstyle\sum w)^2 v_i, \quad R = \frac{\sum_i w_i^2 v_i}{\sum_i w_i^2 u_i}, \quad
+          c(R) = \min(1, ONE\_STEP \, (1 + (R / FAR)^8)),
 
 is stated beside noise and cut, and is in the variance.
 
@@ -52,6 +53,8 @@ _SIZES = np.geomspace(0.3, 60, 40)
 ONE_STEP = 0.025
 """Share of the pilots' own noise that one step from them leaves, as simulated networks of twelve cohorts have it
 (docs/decisions/0046)."""
+FAR = 50.0
+"""R at which one step leaves twice that share, beyond which it soon leaves all (docs/decisions/0046)."""
 _SAYS_NOTHING = 100.0
 """Times its records' own variance: a pilot as noisy as this says nothing, and a noisier one no less."""
 _WIDER = 0.25
@@ -180,7 +183,7 @@ def summed_vector(
     cut = np.where(known, share**2 * (kept / np.where(known, slope, 1.0) ** 2 - own), 0.0).sum(axis=0)
     tau2 = np.array([one.tau2 for one in differing])
     noisy = np.minimum(np.transpose([one.more for one in differing]), _SAYS_NOTHING * own)
-    pilots = ONE_STEP * (share**2 * noisy).sum(axis=0)
+    pilots = _left(noisy, own, share)
     variance = (share**2 * (own + tau2)).sum(axis=0) + cut + noise + pilots
 
     def answer(k: int) -> SummedAnswer | EstimateRefusal:
@@ -203,3 +206,14 @@ def summed_vector(
         )
 
     return tuple(map(answer, range(several)))
+
+
+def _left(noisy: Array, own: Array, share: Array) -> Array:
+    """(coefficients,) variance that the pilots' errors leave of one step.
+
+    Args:
+        noisy: (sites, coefficients) variances of the pilots from noise. own: those that the records alone would leave.
+        share: weights, which sum to 1 over the sites.
+    """
+    noise, alone = (share**2 * noisy).sum(axis=0), (share**2 * own).sum(axis=0)
+    return np.asarray(np.minimum(ONE_STEP * (1 + (noise / alone / FAR) ** 8), 1.0) * noise)

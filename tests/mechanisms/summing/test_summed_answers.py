@@ -72,12 +72,28 @@ def test_of_a_start_that_the_pilots_do_not_know_there_is_no_answer():
     plan, pilots, opened = world(0.1)
     [refusal] = read_sum(plan, opened, pilots)
     assert isinstance(refusal, EstimateRefusal)
-    assert "standard error of 0.2 per standard deviation" in str(refusal)
     [error] = pilot_places(plan, pilots).start_errors()
-    assert f"got {error:.2g}." in str(refusal)
+    assert f"a standard error of {error:.2g} (at most 0.2)" in str(refusal)
     # The covariate's unit is 10 mmHg, about half its standard deviation.
     own = pilot_places(plan, pilots).pooled(tuple(pilots))
     assert 1.2 < error / own.se < 3
+
+
+def test_models_that_claim_more_than_their_events_can_tell_are_not_believed():
+    """A site whose hazards have got out of hand would carry all of the weight, with next to no variance."""
+    noise, tables = seeded_rng(7 * 107), cohorts(107)
+    plan = cohorts_plan(KEYS, 0.25)
+    pilots = {
+        at: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
+        for at, table in enumerate(tables.values())
+    }
+    parts = Parts.of(plan, list(tables.values()), pilots, noise)
+    ring = Ring(plan.release.terms(plan), keys=list(KEYS.values()))
+    ring.values = dict(enumerate(parts.values))
+    opened = parts.opened(plan, ring.until("opening").coordinator, {at: f"{at:064x}" for at in pilots})
+    [refusal] = read_sum(plan, opened, pilots)
+    assert isinstance(refusal, EstimateRefusal)
+    assert "what their events can tell" in str(refusal)
 
 
 @pytest.mark.parametrize("lost", [(), (2,)])
