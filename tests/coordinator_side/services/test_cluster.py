@@ -13,6 +13,7 @@ import pytest
 from stage.coordinator_side.analysis import Desk
 from stage.coordinator_side.delivered import cohort, cohort_plan
 from stage.processes.cluster import Machines, certified, settings, wait_for
+from stage.processes.object_store import object_server, place
 
 from coordinator.analyst.commands import connect
 from coordinator.config import AnalysisSettings
@@ -21,6 +22,7 @@ from coordinator.services.compute.cluster import Cluster, cluster_address
 from coordinator.services.compute.workers import Ended, Failed, TaskLimits
 from shared.errors import ConfigRefusal, NetworkRefusal, ParameterError
 
+__all__ = ["object_server", "place"]  # the fixtures
 LIMITS = TaskLimits(memory=512 << 20, cpu=30, wall=60.0)
 QUESTIONS = (
     ("cox", "Surv(time, cvd) ~ sbp/10 + age/10", {"term": "sbp"}),
@@ -30,7 +32,7 @@ QUESTIONS = (
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory):
+def machines(tmp_path_factory, object_server):
     folder = tmp_path_factory.mktemp("cluster")
     with settings(certified(folder)):
         made = Machines(folder)
@@ -52,11 +54,15 @@ def run(cluster, task, given, **how):
     return cluster.run(f"stage.processes.workshop:{task}", given, owner="ada", **how)
 
 
-def test_the_same_answers_to_the_last_bit(machines, tmp_path):
-    made = Desk(tmp_path / "hub")
+@pytest.mark.parametrize("objects", [False, True], ids=["bundles in the home", "bundles in an object store"])
+def test_the_same_answers_to_the_last_bit(machines, place, tmp_path, objects):
+    made = Desk(tmp_path / "hub", bundles=place if objects else "")
     made.publish(cohort_plan())
     for seed, site in enumerate(("alpha", "beta", "gamma")):
         made.add("cvd", site, cohort(120 + 20 * seed, seed))
+    # In an object store and nowhere else: a worker of a cluster has them from there.
+    digests = [release.bundle_sha256 for release in made.store.releases()]
+    assert any(path.name.startswith(digests[0]) for path in made.home.rglob("*")) is not objects
     made.address = "127.0.0.1:1"
     told = made.admit()
     made.store.close()

@@ -29,10 +29,10 @@ OTHER = {'study = "cvd"': 'study = "lungs"', "row_download = false": "row_downlo
 class Desk:
     """A coordinator that answers analysts, and the keys of the sites that delivered to it."""
 
-    def __init__(self, home, **settings):
-        self.home, self.lead = home, SigningKey.generate()
+    def __init__(self, home, bundles="", **settings):
+        self.home, self.lead, self.bundles = home, SigningKey.generate(), bundles
         self.authority = Authority.create(home, coordinator="tributary-hub", names=("127.0.0.1",))
-        self.store = Store.open(home)
+        self.store = Store.open(home, bundles=bundles)
         self.analysts = Analysts(self.store)
         self.keys: dict[str, SigningKey] = {}
         self.plans = {}
@@ -51,7 +51,8 @@ class Desk:
         return deliver(self.store, self.plans[study], name, self.keys[name], table, wave=wave)
 
     def start(self, **further):
-        self.running = started(self.home, **{"analysts": "127.0.0.1:0", "analysis": self.analysis, **further})
+        settings = {"analysts": "127.0.0.1:0", "analysis": self.analysis, "bundles": self.bundles}
+        self.running = started(self.home, **settings | further)
         self.address = f"127.0.0.1:{self.running.analysts_port}"
         config = CoordinatorConfig(
             home=self.home, name="tributary-hub", address="127.0.0.1:8443", analysts=self.address, names=("127.0.0.1",)
