@@ -170,6 +170,12 @@ def test_a_passphrase_is_changed_when_whoever_holds_the_file_has_written_it(tmp_
     assert SigningKey.load(path, "another horse").public == key.public
 
 
+@pytest.mark.parametrize("n", [0, 1, 3, 6, 1000])
+def test_scrypt_is_asked_for_a_power_of_two_alone(n):
+    with pytest.raises(ParameterError, match="a power of two"):
+        KeyCost(n=n)
+
+
 def test_a_locked_file_whose_price_or_bytes_were_edited_does_not_open(tmp_path):
     path = tmp_path / "ada.pem"
     SigningKey.generate().save(path, "correct horse", cost=KeyCost(n=4, r=1))

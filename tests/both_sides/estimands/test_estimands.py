@@ -120,6 +120,7 @@ def test_spaces_do_not_matter_and_single_quotes_are_quotes():
         "logistic(y > 'a') ~ x",
         "logistic(__import__('os').system('true')) ~ x",
         "ols(y) ~ __import__('os')",
+        "ols(y ~ a) ~ b",
         "ols(y) ~ a; b",
         "ols(y) ~ " + "a + " * 1000 + "b",
     ],
@@ -270,6 +271,15 @@ def test_the_table_is_not_changed():
     ask(table, "logistic(died) ~ age + C(smoking)")
     ask(table, "cox(years, cvd) ~ age")
     pd.testing.assert_frame_equal(table, before)
+
+
+def test_two_columns_that_are_merely_alike_both_have_their_coefficient():
+    rng = np.random.default_rng(3)
+    a = rng.normal(size=400)
+    table = pd.DataFrame({"a": a, "b": a + 1e-4 * rng.normal(size=400), "y": a + rng.normal(size=400)})
+    rows = ask(table, "ols(y) ~ a + b")
+    best = np.linalg.lstsq(np.column_stack([np.ones(400), table.a, table.b]), table.y, rcond=None)[0]
+    assert [row.yi for row in rows] == pytest.approx(best[1:], rel=1e-6)
 
 
 # -- exclusions ----------------------------------------------------------------------------------------------

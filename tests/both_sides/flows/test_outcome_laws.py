@@ -156,6 +156,22 @@ def test_a_row_depends_on_no_other_row(made):
     assert np.array_equal(laws.inverse(x)[5:9], laws.inverse(x[5:9]))
 
 
+def test_terms_are_products_hinges_and_atoms_themselves():
+    inputs = OutcomeInputs(
+        columns=(0, 1),
+        counts=(3, 3),
+        whole=(False, False),
+        gates=(-1, -1),
+        centre=np.zeros(2),
+        scale=np.ones(2),
+        knots=(None, None),
+        extras=np.zeros((0, 3)),
+    )
+    atoms = np.array([[2.0, -1.0, 0.5, 3.0], [0.0, 4.0, 1.0, -2.0]])
+    terms = inputs.made(atoms, np.array([[0, 3, 0.0], [1, -1, 1.5], [3, -2, 0.0]]))
+    assert terms.tolist() == [[6.0, 0.0, 3.0], [0.0, 2.5, -2.0]]
+
+
 @WORLDS
 def test_laws_are_stored_without_pickle(made):
     x, outcomes = made()

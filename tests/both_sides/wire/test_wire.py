@@ -201,3 +201,9 @@ def test_the_committed_generated_code_is_not_stale():
         assert path.read_text() == text, f"{path.name} is stale: run make proto"
     command = [sys.executable, "-m", "shared.proto.generate", "--check"]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("token", ["", "t" * 257, "schlüssel"])
+def test_an_enrolment_carries_a_short_token(token):
+    with pytest.raises(SchemaRefusal, match="a token must be short text"):
+        site_messages.EnrolRequest(token=token, envelope=b"{}")

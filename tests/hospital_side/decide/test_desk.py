@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import signal
@@ -370,6 +371,13 @@ def test_the_price_of_a_new_plan_stands_beside_what_was_charged_already(ready, p
     ready("plan", "fetch", "mini")
     assert ready.json("plan", "show", "mini")["charged"]["last_affordable"] is None
     assert "allows none of the waves to come: nothing more" in " ".join(ready("plan", "show", "mini").split())
+
+
+def test_a_wave_that_is_not_yet_open_is_still_to_come(ready, plan):
+    later = replace(plan.waves[0], number=2, opens=dt.date(2500, 1, 1))
+    ready.publish(replace(plan, version=2, waves=(plan.waves[0], later), returning="refresh"))
+    ready("plan", "fetch", "mini")
+    assert ready.json("plan", "show", "mini")["charged"]["to_come"] == [1, 2]
 
 
 def test_the_lead_s_reminder_is_shown_and_silence_is_said(ready):

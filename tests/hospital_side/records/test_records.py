@@ -462,7 +462,8 @@ def test_a_table_is_a_local_absolute_path(path):
 
 
 @pytest.mark.parametrize(
-    ("name", "loose"), [("persons", 49), ("rare_level", 9), ("approvals", 0), ("membership_auc", 1.5)]
+    ("name", "loose"),
+    [("persons", 49), ("rare_level", 9), ("approvals", 0), ("approvals", True), ("membership_auc", 1.5)],
 )
 def test_a_floor_below_the_products_is_refused(name, loose):
     with pytest.raises(ConfigRefusal):

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from stage.mechanisms.summed import SumStage, stage
 
+from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.sum_queue import SumQueue
 from shared.errors import PlanRefusal, ReplayRefusal, StateRefusal
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
@@ -139,6 +140,7 @@ def test_what_comes_after_the_next_step_was_asked_is_too_late_and_another_openin
         store.keep_opened("hearts", other, today=giving.dt.date(2026, 6, 1))
     store.keep_opened("hearts", opened, today=giving.dt.date(2026, 6, 1))
     assert store.opened_sum(stage.plan.hash).document == opened
+    assert RoundQueue(store).progress("hearts") is None, "a sum is no training"
 
 
 def ended():
