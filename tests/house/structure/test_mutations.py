@@ -9,9 +9,10 @@ import pytest
 from mutations import MUTATIONS, ROOT, Edit, Mutation, copied, run, run_all
 
 from tests.stage.house.sources import parsed
+from tests.unseen_edits import EDITS
 
 
-@pytest.mark.parametrize("one", MUTATIONS, ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [*MUTATIONS, *EDITS], ids=lambda one: one.name)
 def test_each_mutation_finds_its_line_and_leaves_a_program(one):
     """When a line is rewritten, its mutation has to be rewritten with it, or it would no longer test anything."""
     texts = {}
@@ -34,7 +35,9 @@ def test_each_mutation_names_tests_that_exist(one):
 
 
 def test_no_two_mutations_have_one_name():
-    assert len({one.name for one in MUTATIONS}) == len(MUTATIONS) >= 14
+    every = [one.name for one in (*MUTATIONS, *EDITS)]
+    assert len({*every}) == len(every)
+    assert len(MUTATIONS) >= 14
 
 
 @pytest.mark.soak
