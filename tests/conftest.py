@@ -26,7 +26,7 @@ import pandas as pd
 import pytest
 import typer.main
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hurry import part_number, part_of_today
+from hurry import LONG, TURNS, part_number, part_of_today, taking_turns
 
 from shared.base import keys
 from shared.base.locked import KeyCost
@@ -135,10 +135,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     record.write("soak", {**earlier, **_soaked}, seed=0, command="make soak")
 
 
-LONG = Path(__file__).with_name("long_tests.json")
-"""The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
-test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
-LONGEST, TURNS, WHOLE = 1200, 10, 4000
+LONGEST, WHOLE = 1200, 4000
 ALIKE = {"test_benchmarks_start.py::test_a_benchmark_starts_at_its_smallest_size_and_writes_what_it_found"}
 """Of which each case takes its turn."""
 _took: Counter[str] = Counter()
@@ -169,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     left = {*_left_out([item for item in items if item in there], EVERY)}
     if len(items) > WHOLE and not os.environ.get("CI"):
-        long = {*json.loads(LONG.read_text())}
+        long = taking_turns()
         names = sorted({name for item in items if (name := _function(item.nodeid)) in long})
         later = {*names} - {*part_of_today(names, TURNS, say=False)}
         left |= {item for item in items if _function(item.nodeid) in later}

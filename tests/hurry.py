@@ -9,11 +9,35 @@ factor with how many values a parameter has, every value has its turn each day, 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+TURNS = 10
+LONG = Path(__file__).with_name("long_tests.json")
+"""The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
+test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
+SOON = 8.0
+
+
+def noticed_edits() -> list[tuple[set[str], float]]:
+    """Of each edit of `tests.mutations` the tests that noticed it when that was recorded, and in how many seconds."""
+    file = LONG.parent / "benchmarks" / "results" / "mutations.json"
+    rows = json.loads(file.read_text())["results"]["by"].values()
+    return [({name.split("[")[0] for name in row["by"]}, row["seconds"]) for row in rows]
+
+
+def taking_turns() -> set[str]:
+    """The longest tests, but for those that alone are known to notice an edit, and noticed it within `SOON` seconds.
+
+    These are tried every day: else half of the list's edits could stay for days.
+    """
+    long = {*json.loads(LONG.read_text())}
+    return long.difference(*(names for names, seconds in noticed_edits() if names <= long and seconds <= SOON))
 
 
 def soak(quick: int, full: int, usual: int = 0) -> int:

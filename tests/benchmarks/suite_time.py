@@ -14,9 +14,15 @@ import time
 from pathlib import Path
 
 from tests.benchmarks import record
-from tests.hurry import part_number
+from tests.hurry import noticed_edits, part_number, taking_turns
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def power() -> dict[str, int]:
+    """How many edits `tests.mutations` has, and how many were noticed first by a test that is tried every day."""
+    noticed, turns = noticed_edits(), taking_turns()
+    return {"edits": len(noticed), "noticed_each_day": sum(not names <= turns for names, _ in noticed)}
 
 
 def main() -> None:
@@ -31,7 +37,7 @@ def main() -> None:
     if ran.returncode or not counted.get("passed"):
         raise SystemExit("the suite did not pass: nothing is written")
     found = {"cpu_s": round(used.ru_utime + used.ru_stime), "load_average_before": before, "wall_s": round(wall)}
-    record.write("suite_time", found | counted | {"part": part_number()}, seed=0)
+    record.write("suite_time", found | counted | power() | {"part": part_number()}, seed=0)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import mutations
 import pytest
 from mutations import MUTATIONS, ROOT, Edit, Mutation, copied, run, run_all
 
+from tests.benchmarks.suite_time import power
 from tests.stage.house.sources import parsed
 from tests.unseen_edits import EDITS
 
@@ -38,6 +39,12 @@ def test_no_two_mutations_have_one_name():
     every = [one.name for one in (*MUTATIONS, *EDITS)]
     assert len({*every}) == len(every)
     assert len(MUTATIONS) >= 14
+
+
+def test_four_edits_in_five_are_noticed_by_a_test_that_is_tried_every_day():
+    found = power()
+    assert found["edits"] >= 230
+    assert found["noticed_each_day"] >= 0.8 * found["edits"]
 
 
 @pytest.mark.soak
