@@ -187,6 +187,7 @@ def summary(runs):
                 "gap_90_percent": float(np.quantile(np.abs(gaps), 0.9)),
                 "within_0.01": float((np.abs(gaps) < CLOSE).mean()),
                 "coverage": held(ours),
+                "holds_the_records": float(((ours[:, 1] <= real_ones[:, 0]) & (ours[:, 2] >= real_ones[:, 0])).mean()),
                 "width": float(widths.mean()),
                 "width_median": float(np.median(widths)),
             }

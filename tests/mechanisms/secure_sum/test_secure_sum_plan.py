@@ -176,10 +176,10 @@ def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the
     assert not {"secure sum", "interval"} & {line.name for line in review(asked, today=dt.date(2026, 6, 1))[1]}
     less = {line.name: line for line in review(hearts(SITES, epsilon=0.5, budget=1.2), today=dt.date(2026, 6, 1))[1]}
     assert less["interval"].state == "warn"
-    assert "too narrow for the records' own answer where patients are unlike" in less["interval"].detail
-    quarter = hearts(SITES, epsilon=0.25, budget=0.7)
-    [doubt] = [line for line in review(quarter, today=dt.date(2026, 6, 1))[1] if line.name == "interval"]
-    assert "below 0.5 was measured to be too narrow for the records' own answer (" in doubt.detail
+    assert "of few small hospitals is not always answered" in less["interval"].detail
+    little = hearts(SITES, epsilon=0.2, budget=0.6)
+    [doubt] = [line for line in review(little, today=dt.date(2026, 6, 1))[1] if line.name == "interval"]
+    assert "No interval of a secure sum was tried at an ε below 0.25" in doubt.detail
 
 
 def test_the_price_list_has_the_plan_s_own_sum():

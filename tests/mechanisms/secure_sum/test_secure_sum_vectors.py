@@ -400,7 +400,7 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     both = {"sbp/10": answer.result.summed, "age": answer.others["age"].summed}
     assert not answer.unsummed
     monkeypatch.setattr("shared.mechanisms.secure_sum.plan.MEASURED_FROM", 1000.0)
-    assert "at an ε below 1000 was measured" in ask(store, holding(store, "hearts", 1), question).cautions[0]
+    assert "At an ε below 1000 a secure sum" in ask(store, holding(store, "hearts", 1), question).cautions[0]
     assert all(one.sites == tuple(stage.hospitals) for one in both.values())
     pilots = {at: (store.table(store.by_bundle(one)), 400) for at, one in opened.pilots.items()}
     pressure, age = read_sum(stage.plan, opened, pilots)
