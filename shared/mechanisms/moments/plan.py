@@ -64,6 +64,8 @@ _BOOTSTRAPPED = (
     "fit to the released moments, bootstrap through the release (few events, or few records beside the noise)"
 )
 _TOGETHER = "one step from the effects that all sites have in common, patients and noise to first order"
+_FILLED = 25.0
+"""Persons of a site, in standard deviations of a histogram's cell, below which centre and spread are guesses."""
 DOUBT = 2.0
 """An interval this many times as wide as the patients alone would make it is told of before it leaves."""
 
@@ -243,6 +245,14 @@ class MomentsPlan(LabelledFigures):
                 "were measured to be drawn towards none, in intervals that are too sure (docs/zoo.md)"
             )
             found.append((detail, 'Plan outcome = "count" for what counts from 0; scores without a tail are well.'))
+        noise = sigma_of(self.design(plan).spec, 0)
+        if self.outcome == "linear" and plan.expected is not None and plan.expected.persons < _FILLED * noise:
+            detail = (
+                f"{plan.expected.persons} persons expected at a site, with noise of {noise:.3g} on each cell of a "
+                "histogram: of so few, intervals of a linear model were measured to be too narrow "
+                "(docs/benchmarks/moments.md)"
+            )
+            found.append((detail, 'Take release.mechanism = "cross_products", which looks through no histogram.'))
         return found
 
     # -- the released table --------------------------------------------------------------------------------------
