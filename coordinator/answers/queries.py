@@ -292,8 +292,14 @@ def ask(
     for label, answer in totals.items():
         pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
         found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
-    if totals and chosen not in totals:
-        unsummed = lacking.get(chosen) or f"The plan's secure sum is of {' and '.join(totals)}. {_ALONE}"
+    for label, why in lacking.items():  # beside lines of the sum one of the releases says that it is none
+        pilots = found[label]
+        if label != chosen and not isinstance(pilots, Refusal):
+            found[label] = replace(pilots, doubts=(*pilots.doubts, why))
+    if chosen in lacking:
+        unsummed = lacking[chosen]
+    elif chosen not in totals and (totals or lacking):
+        unsummed = f"The plan's secure sum is of {' and '.join([*totals, *lacking])}. {_ALONE}"
     result = found.pop(chosen)
     if isinstance(result, Refusal):
         raise _beside_a_sum(result, totals.get(chosen), unsummed)
@@ -382,7 +388,7 @@ def _summed(
     refused = {label: one for label, (one, _) in found.items() if isinstance(one, EstimateRefusal)}
     lacking = {label: f"The secure sum does not answer it: {one} {_ALONE}" for label, one in refused.items()}
     answered = {label: one.per(per) for label, (one, per) in found.items() if not isinstance(one, EstimateRefusal)}
-    return answered, plan.release.interval_doubt if answered else " ".join(lacking.values()), lacking
+    return answered, plan.release.interval_doubt if answered else "", lacking
 
 
 def _pooled(

@@ -112,22 +112,30 @@ def arm(tables, epsilon, seed, given):
     [answer], places = read_sum(plan, opened, pilots), pilot_places(plan, pilots)
     own, bounds = places.pooled(tuple(pilots)), release.bounds(plan)
     noises = [float(places.places[at].effects.privacy[bounds.columns[0]]) * bounds.units[0] ** 2 for at in pilots]
-    if isinstance(answer, EstimateRefusal):
-        return {"refused": str(answer)}
-    rows = on_rows(plan, pilots, answer, seed) if given.rows else None
-    return ({} if rows is None else {"on_rows": [rows.beta, rows.ci_lb, rows.ci_ub]}) | {
-        "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
-        "variance": answer.variance,
-        "noise": answer.noise,
-        "cut": answer.cut,
-        "pilots": answer.pilots,
-        "weights": answer.weights,
+    pilot = {
         "pilot": [own.beta, own.ci_lb, own.ci_ub],
         "pilot_stated": sum((w / 100) ** 2 * noise for w, noise in zip(own.weights, noises, strict=True)),
-        "tau2": answer.tau2,
-        "rows": [[row.colluders, row.epsilon] for row in trust_rows(planned_event(plan).events[:2], [terms], DELTA)],
-        "cost": cost,
     }
+    if isinstance(answer, EstimateRefusal):
+        return pilot | {"refused": str(answer)}
+    rows = on_rows(plan, pilots, answer, seed) if given.rows else None
+    return (
+        ({} if rows is None else {"on_rows": [rows.beta, rows.ci_lb, rows.ci_ub]})
+        | pilot
+        | {
+            "sum": [answer.estimate, answer.ci_lb, answer.ci_ub],
+            "variance": answer.variance,
+            "noise": answer.noise,
+            "cut": answer.cut,
+            "pilots": answer.pilots,
+            "weights": answer.weights,
+            "tau2": answer.tau2,
+            "rows": [
+                [row.colluders, row.epsilon] for row in trust_rows(planned_event(plan).events[:2], [terms], DELTA)
+            ],
+            "cost": cost,
+        }
+    )
 
 
 def on_rows(plan, pilots, answer, seed):
@@ -168,36 +176,21 @@ def summary(runs):
     theirs = np.array([run["real"] for run in runs])
     out = {"real": {"coverage": held(theirs), "tau": float(np.mean([run["tau2"] ** 0.5 for run in runs]))}}
     for name in runs[0]["cells"]:
-        answered = np.array(["refused" not in run["cells"][name] for run in runs])
-        cells = [run["cells"][name] for run, there in zip(runs, answered, strict=True) if there]
-        real_ones = theirs[answered]
+        cells = [run["cells"][name] for run in runs]
+        answered = np.array(["refused" not in cell for cell in cells])
+        pilots = _arm(cells, "pilot", theirs)
+        squared = (np.array([cell["pilot"][0] for cell in cells]) - theirs[:, 0]) ** 2
+        pilots["squared_error_over_stated"] = float(squared.mean() / np.mean([cell["pilot_stated"] for cell in cells]))
+        out |= {f"{name} pilot": pilots, f"{name} sum": {"refused": int((~answered).sum())}}
+        cells = [cell for cell in cells if "refused" not in cell]
         if not cells:
-            out[f"{name} sum"] = {"refused": len(runs)}
             continue
-        for which in ("sum", "pilot", *(["on_rows"] if "on_rows" in cells[0] else [])):
-            ours = np.array([cell[which] for cell in cells])
-            gaps = np.exp(ours[:, 0]) - np.exp(real_ones[:, 0])
-            widths = (ours[:, 2] - ours[:, 1]) / (real_ones[:, 2] - real_ones[:, 1])
-            out[f"{name} {which}"] = {
-                "gap": float(np.abs(gaps).mean()),
-                "gap_standard_error": float(np.abs(gaps).std(ddof=1) / math.sqrt(len(gaps))),
-                "gap_median": float(np.median(np.abs(gaps))),
-                "signed_gap": float(gaps.mean()),
-                "gap_worst": float(np.abs(gaps).max()),
-                "gap_90_percent": float(np.quantile(np.abs(gaps), 0.9)),
-                "within_0.01": float((np.abs(gaps) < CLOSE).mean()),
-                "coverage": held(ours),
-                "holds_the_records": float(((ours[:, 1] <= real_ones[:, 0]) & (ours[:, 2] >= real_ones[:, 0])).mean()),
-                "width": float(widths.mean()),
-                "width_median": float(np.median(widths)),
-            }
-        squared = (np.array([[cell["sum"][0], cell["pilot"][0]] for cell in cells]).T - real_ones[:, 0]) ** 2
-        of_pilots = float(np.mean([cell["pilot_stated"] for cell in cells]))
-        out[f"{name} pilot"]["squared_error_over_stated"] = float(squared[1].mean()) / of_pilots
-        stated = sum(np.array([cell[name] for cell in cells]) for name in ("noise", "cut", "pilots", "weights"))
+        for which in ("sum", *(["on_rows"] if "on_rows" in cells[0] else [])):
+            out[f"{name} {which}"] = out.get(f"{name} {which}", {}) | _arm(cells, which, theirs[answered])
+        squared = (np.array([cell["sum"][0] for cell in cells]) - theirs[answered, 0]) ** 2
+        stated = sum(np.array([cell[part] for cell in cells]) for part in ("noise", "cut", "pilots", "weights"))
         out[f"{name} sum"] |= {
-            "refused": int((~answered).sum()),
-            "squared_error_over_stated": float(squared[0].mean() / stated.mean()),
+            "squared_error_over_stated": float(squared.mean() / stated.mean()),
             "rows": cells[0]["rows"],
             "noise": float(np.sqrt(np.mean([cell["noise"] for cell in cells]))),
             "cut": float(np.sqrt(np.mean([cell["cut"] for cell in cells]))),
@@ -206,6 +199,26 @@ def summary(runs):
             "tau": float(np.mean([cell["tau2"] ** 0.5 for cell in cells])),
         }
     return out
+
+
+def _arm(cells, which, theirs):
+    """One arm beside the real data's answers and intervals (repetitions, 3)."""
+    ours = np.array([cell[which] for cell in cells])
+    gaps = np.exp(ours[:, 0]) - np.exp(theirs[:, 0])
+    widths = (ours[:, 2] - ours[:, 1]) / (theirs[:, 2] - theirs[:, 1])
+    return {
+        "gap": float(np.abs(gaps).mean()),
+        "gap_standard_error": float(np.abs(gaps).std(ddof=1) / math.sqrt(len(gaps))),
+        "gap_median": float(np.median(np.abs(gaps))),
+        "signed_gap": float(gaps.mean()),
+        "gap_worst": float(np.abs(gaps).max()),
+        "gap_90_percent": float(np.quantile(np.abs(gaps), 0.9)),
+        "within_0.01": float((np.abs(gaps) < CLOSE).mean()),
+        "coverage": held(ours),
+        "holds_the_records": float(((ours[:, 1] <= theirs[:, 0]) & (ours[:, 2] >= theirs[:, 0])).mean()),
+        "width": float(widths.mean()),
+        "width_median": float(np.median(widths)),
+    }
 
 
 def held(intervals):

@@ -58,17 +58,20 @@ class PilotPlaces:
         return pool(list(yi), list(vi), labels=[names[site] for site in sites], method="REML", test="adhoc")
 
     @property
-    def deviations(self) -> NDArray[np.float64]:
-        """(coefficients,) standard deviation of each's covariate, in its units: the median of the sites' models."""
+    def deviations(self) -> dict[int, NDArray[np.float64]]:
+        """Of each site: (coefficients,) its model's standard deviation of each's covariate, in its units.
+
+        Of yes or no it is one half, however many say yes.
+        """
         columns, units, variants = _coefficients(_release(self.plan).bounds(self.plan))
         columns, units = (*columns, *(one.column for one in variants)), (*units, *(one.unit for one in variants))
-        scales = np.median([place.model.lens.scale for place in self.places.values()], axis=0)
-        return np.asarray(scales[list(columns)] / np.array(units))
+        scales = {site: place.model.lens.scale[list(columns)] for site, place in self.places.items()}
+        return {site: np.asarray(scale / np.array(units)) for site, scale in scales.items()}
 
     def start_errors(self) -> NDArray[np.float64]:
-        """(coefficients,) standard error of each start per standard deviation of its covariate."""
-        sites = tuple(self.places)
-        return np.array([self.pooled(sites, at).se for at in range(len(self.start))]) * self.deviations
+        """(coefficients,) standard error of each start per standard deviation of its covariate, the sites' median."""
+        errors = [self.pooled(tuple(self.places), at).se for at in range(len(self.start))]
+        return np.array(errors) * np.median(list(self.deviations.values()), axis=0)
 
     def before(self) -> dict[int, AnySentLook]:
         """Each site's look before it has reported its level."""

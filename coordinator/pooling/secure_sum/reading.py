@@ -27,10 +27,10 @@ __all__ = ["read_sum"]
 
 _CLOSE = 1e-5
 """Relative distance of two figures that another computer's arithmetic may make of the same pilots."""
-_KNOWN = 0.2
-"""Largest standard error of a start per standard deviation of its covariate (chosen on simulated networks of six small
-cohorts, docs/decisions/0046): what one step leaves grows with the square of how far the start is off, of which noise in
-the pilots does not tell where one of them has not settled."""
+_KNOWN, _NOISY = 0.2, 4.0
+"""Largest standard error of a start, per standard deviation of its covariate, and above how much noise it counts: the
+noisiest pilot's, in the variance of its patients. What one step leaves grows with the square of how far the start is
+off; where there is no more noise, sites differ or patients are few, and the records' own answer is as unsure."""
 _MOST_CLAIMED = 3.0
 """Largest information that the sites' models may expect of a coefficient, in events times the variance of its
 covariate: models of noise that has got out of hand expect ten to ten thousand times as much (docs/decisions/0046)."""
@@ -44,7 +44,8 @@ def read_sum(
     """The pooled coefficients in the order of the plan's (`SecureSumPlan.coefficients`), each per its unit there.
 
     Those of its variants follow, each with what it lacks where too few sites' releases expect anything of it. So is a
-    coefficient refused of which the pilots know so little that one step from their pooled estimate may be far off.
+    coefficient refused of which noise lets the pilots know so little that one step from their pooled estimate may be
+    far off, or of which their models expect the records to tell more than so many events can.
 
     Args:
         plan: under which the sum was opened.
@@ -77,10 +78,12 @@ def read_sum(
     else:
         several = [one for one in looks.values() if isinstance(one, VectorLook)]
         answers = summed_vector(several, total, opened.sigma, opened.start, between, **shown)
-    events = sum(max(opened.parts[site].events, 1.0) for site in sites)
-    expected = np.sum([np.atleast_1d(look.precision) for look in looks.values()], axis=0)
-    claimed = expected / (events * np.square(places.deviations))
-    return tuple(map(_believed, answers, places.start_errors(), claimed))
+    expected = np.array([np.atleast_1d(look.precision) for look in looks.values()])
+    possible = [max(opened.parts[site].events, 1.0) * np.square(places.deviations[site]) for site in sites]
+    claimed = expected.sum(axis=0) / np.sum(possible, axis=0)
+    noisiest = np.array([np.max(one.more * own) for one, own in zip(between, expected.T, strict=True)])
+    errors = np.where(noisiest > _NOISY, places.start_errors(), 0.0)
+    return tuple(map(_believed, answers, errors, claimed))
 
 
 def _believed(answer: SummedAnswer | EstimateRefusal, error: float, claimed: float) -> SummedAnswer | EstimateRefusal:

@@ -27,6 +27,7 @@ from coordinator.planning.price import cost
 from coordinator.pooling.pool import Pooling, pool
 from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.reading import read_sum
+from coordinator.pooling.secure_sum.vectors import _left
 from coordinator.services.compute.tasks import answer as task_answer
 from coordinator.services.compute.tasks import selection_of
 from coordinator.web.interface.reading import result_of, words
@@ -153,6 +154,19 @@ def test_the_noise_told_is_the_noise_that_was_added():
     # What was opened is one of them.
     centre = np.mean([one.estimate for one in answers])
     assert abs(read_sum(plan, opened, pilots)[0].estimate - centre) < 4.5 * math.sqrt(answers[0].noise)
+
+
+# -- what is stated ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("times", "share"), [(10.0, 0.025), (40.0, 0.0292), (50.0, 0.05), (60.0, 0.1325), (90.0, 1.0), (100.0, 1.0)]
+)
+def test_what_one_step_leaves_of_the_pilots_noise_is_little_until_there_is_much_of_it(times, share):
+    own, weights = np.array([[1.0, 0.04], [4.0, 0.01]]), np.array([[0.6, 0.2], [0.4, 0.8]])
+    noise = times * (weights**2 * own).sum(axis=0)
+    assert _left(times * own, own, weights) == pytest.approx(share * noise, rel=1e-3)
+    # R is of the answer, not of each site: one pilot's noise counts by its weight.
+    uneven = np.array([[2.0, 2.0], [0.0, 0.0]]) * times * (weights**2 * own).sum(axis=0) / (2 * weights[0] ** 2)
+    assert _left(uneven, own, weights) == pytest.approx(share * noise, rel=1e-3)
 
 
 # -- through the coordinator ---------------------------------------------------------------------------------------
