@@ -80,10 +80,9 @@ def test_of_a_start_that_the_pilots_do_not_know_there_is_no_answer():
     assert 1.2 < error / own.se < 3
 
 
-def test_models_that_claim_more_than_their_events_can_tell_are_not_believed():
-    """A site whose hazards have got out of hand would carry all of the weight, with next to no variance."""
-    noise, tables = seeded_rng(7 * 107), cohorts(107)
-    plan = cohorts_plan(KEYS, 0.25)
+def opened_over(tables, epsilon, seed):
+    """A plan of the usual sites over these tables, its pilots and its opened sum."""
+    noise, plan = seeded_rng(seed), cohorts_plan(KEYS, epsilon)
     pilots = {
         at: (plan.release.draw(plan, plan.dictionary.check(table), noise), len(table))
         for at, table in enumerate(tables.values())
@@ -91,10 +90,39 @@ def test_models_that_claim_more_than_their_events_can_tell_are_not_believed():
     parts = Parts.of(plan, list(tables.values()), pilots, noise)
     ring = Ring(plan.release.terms(plan), keys=list(KEYS.values()))
     ring.values = dict(enumerate(parts.values))
-    opened = parts.opened(plan, ring.until("opening").coordinator, {at: f"{at:064x}" for at in pilots})
-    [refusal] = read_sum(plan, opened, pilots)
+    return plan, parts.opened(plan, ring.until("opening").coordinator, {at: f"{at:064x}" for at in pilots}), pilots
+
+
+def test_models_that_claim_more_than_their_events_can_tell_are_not_believed():
+    """A site whose hazards have got out of hand would carry all of the weight, with next to no variance."""
+    [refusal] = read_sum(*opened_over(cohorts(107), 0.25, 7 * 107))
     assert isinstance(refusal, EstimateRefusal)
     assert "what their events can tell" in str(refusal)
+
+
+def test_what_one_site_of_a_wide_spread_tells_is_believed():
+    """It has thirty times the others' information of an event: more than all events by a usual site's spread."""
+    tables = cohorts(3)
+    for table in list(tables.values())[1:]:
+        table["sbp"] = (140 + (table["sbp"] - 140) / 6).round()
+    [answer] = read_sum(*opened_over(tables, 100.0, 4))
+    assert not isinstance(answer, EstimateRefusal)
+    exact = pool(*zip(*map(real, tables.values()), strict=True), method="REML", test="adhoc")
+    assert abs(answer.estimate - exact.beta) < exact.se
+
+
+def test_where_sites_truly_differ_the_sum_is_as_unsure_as_the_records_and_no_more():
+    """What is not known of the start is no noise."""
+    tables = cohorts(5)
+    for place, table in enumerate(tables.values()):
+        table["sbp"] = (table["sbp"] + (-1) ** place * 12 * table["cvd"]).clip(60, 280)
+    plan, opened, pilots = opened_over(tables, 100.0, 4)
+    [error] = pilot_places(plan, pilots).start_errors()
+    [answer] = read_sum(plan, opened, pilots)
+    assert error > 0.2
+    assert not isinstance(answer, EstimateRefusal)
+    exact = pool(*zip(*map(real, tables.values()), strict=True), method="REML", test="adhoc")
+    assert abs(answer.estimate - exact.beta) < exact.se
 
 
 @pytest.mark.parametrize("lost", [(), (2,)])
