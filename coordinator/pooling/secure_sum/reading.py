@@ -33,7 +33,7 @@ noisiest pilot's, in the variance of its patients. What one step leaves grows wi
 off; where there is no more noise, sites differ or patients are few, and the records' own answer is as unsure."""
 _MOST_CLAIMED = 3.0
 """Largest information that the sites' models may expect of a coefficient, in events times the variance of its
-covariate: models of noise that has got out of hand expect ten to ten thousand times as much (docs/decisions/0046)."""
+covariate: models of noise that has got out of hand expect four to twenty thousand times that (docs/decisions/0046)."""
 _NEAR = 1e-2
 """Distance of two points, in the reach, at which either is near enough: the steps to it end before they are at it."""
 

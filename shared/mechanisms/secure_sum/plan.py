@@ -46,8 +46,8 @@ _ROUNDED = 1.01
 _LEAST_SHARE = 0.01
 
 MEASURED_FROM = 1.0
-"""The least ε at which every sum that was tried is answered, and squared distances to the records' own answer are what
-an answer states of them, also of few small hospitals (``tests/benchmarks/results/secure_sum_stated_*.json``,
+"""The least ε at which every sum of these files is answered, and squared distances to the records' own answer are at
+most what an answer states of them, also of few small hospitals (``tests/benchmarks/results/secure_sum_stated_*.json``,
 ``secure_sum_small.json``)."""
 _LEAST_TRIED = 0.25
 """(``secure_sum_quarter*.json``)"""
