@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import ParameterError
+from shared.privacy.compiled import special
 
 __all__ = [
     "Floats",
@@ -34,10 +35,8 @@ def gaussian_log_delta(mu: Any, eps: Any) -> Floats:
     a = eps / mu - mu / 2
     b = a + mu
     result = np.empty(mu.shape)
-    from scipy import special
-
     far = a < -30  # the second tail is φ(a) R(b), below e^-450: leaving it out is an upper bound
-    result[far] = special.log_ndtr(-a[far])
+    result[far] = special().log_ndtr(-a[far])
     small = ~far & (mu < 0.5)
     if small.any():
         x = (a + mu / 2)[small][:, None] + (mu / 2)[small][:, None] * _NODES
@@ -55,9 +54,7 @@ def _log_density(x: Floats) -> Floats:
 
 
 def _mills(x: Floats) -> Floats:
-    from scipy import special
-
-    return math.sqrt(math.pi / 2) * special.erfcx(x / math.sqrt(2))
+    return math.sqrt(math.pi / 2) * special().erfcx(x / math.sqrt(2))
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

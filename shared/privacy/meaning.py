@@ -9,6 +9,7 @@ import numpy as np
 
 from shared.errors import ParameterError
 from shared.privacy.accountant import epsilon, loss_distribution, pure_epsilon
+from shared.privacy.compiled import special
 from shared.privacy.events import Event, Events, Gaussian, Laplace, NoGuarantee, Slicing, as_list, guaranteed, is_free
 from shared.privacy.slicing_loss import PLD_BINS, slicing_delta
 from shared.privacy.stated import shown_epsilon
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 _NOT_MEANINGFUL = 10.0
+_SCORE_OF_ONE_IN_100 = -2.3263478740408408
 
 
 # -- in words ----------------------------------------------------------------------------------------------
@@ -69,15 +71,22 @@ def translate(
     return text
 
 
+def _score(alpha: float) -> float:
+    """The quantile of the normal law, without `scipy.special` for the rate that every sentence is about."""
+    if alpha == 0.01:
+        return _SCORE_OF_ONE_IN_100
+    from scipy.special import ndtri
+
+    return float(ndtri(alpha))
+
+
 @lru_cache(maxsize=256)  # up to half a second, for the same receipt at each of its steps
 def _power(listed: tuple[Event, ...], alpha: float) -> float:
     """The largest true-positive rate at false-positive rate alpha."""
     found = [event for event in listed if not is_free(event)]
     if all(isinstance(event, Gaussian) for event in found):
-        from scipy import special
-
         mu = math.hypot(*(event.mu for event in found if isinstance(event, Gaussian)))
-        return float(special.ndtr(special.ndtri(alpha) + mu))
+        return float(special().ndtr(_score(alpha) + mu))
     if len(found) == 1 and isinstance(found[0], Laplace) and found[0].coordinates == 1:
         t = found[0].sensitivity / found[0].scale
         if alpha <= math.exp(-t) / 2:

@@ -31,7 +31,7 @@ __all__ = [
     "rdp",
 ]
 
-ORDERS: Floats = np.unique(np.concatenate([1 + 2.0 ** (np.arange(-96, 136) / 16), np.arange(2.0, 65.0)]))
+ORDERS: Floats = np.array(sorted({*(1 + 2.0 ** (np.arange(-96, 136) / 16)).tolist(), *np.arange(2.0, 65.0).tolist()}))
 """The 289 Rényi orders of every curve: 1 + 2^(k/16) for k = -96..135, and the integers 2..64."""
 ORDERS.setflags(write=False)
 

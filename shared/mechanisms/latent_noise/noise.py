@@ -28,12 +28,12 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.flows.base import Bijection
 from shared.privacy.accountant import Gaussian, NoGuarantee
+from shared.privacy.compiled import special
 from shared.privacy.grids import grid_for
 
 __all__ = [
@@ -66,7 +66,7 @@ def default_radius(d: int, *, inside: float = INSIDE) -> float:
     """
     if isinstance(d, bool) or not isinstance(d, int | np.integer) or d < 1:
         raise ParameterError("d must be a whole number of at least 1", given=repr(d))
-    return float(np.sqrt(2 * special.gammaincinv(d / 2, inside)))
+    return float(np.sqrt(2 * special().gammaincinv(d / 2, inside)))
 
 
 def shrunk(norm: Array, radius: float, shrink: float) -> Array:
@@ -268,7 +268,11 @@ class LatentNoise:
     @property
     def beyond(self) -> float:
         """Share of standard normal latents that are meant to lie beyond R: 0 where it only clips."""
-        return float(special.chdtrc(self.d, self.radius**2)) if self.shrink > 1 or self.vary == "weight" else 0.0
+        if self.shrink <= 1 and self.vary != "weight":
+            return 0.0
+        from scipy.special import chdtrc
+
+        return float(chdtrc(self.d, self.radius**2))
 
     def release(self, x: Array, rng: Noise) -> Array:
         """Privatise encoded records: (n, d) to (n, d), a new array.
@@ -374,14 +378,16 @@ def _lengths(w: float, radius: float, shrink: float, d: int) -> tuple[Array, Arr
 
     Given |z| = r the length over √(1−w) is noncentral χ_d; it is averaged over 200 even quantiles of r.
     """
+    from scipy.special import chdtri, chndtr
+
     variance = 1 - w
-    r = np.sqrt(special.chdtri(d, 1 - (np.arange(200) + 0.5) / 200))
+    r = np.sqrt(chdtri(d, 1 - (np.arange(200) + 0.5) / 200))
     far = w * shrunk(r, radius, shrink) ** 2 / variance
-    most = math.sqrt(special.chdtri(d, 1e-7))
+    most = math.sqrt(chdtri(d, 1e-7))
     low, high = 0.0, most
     while True:
         short = np.linspace(low, high, 121)[1:]
-        below = special.chndtr(short[:, None] ** 2 / variance, float(d), far[None, :]).mean(axis=1)
+        below = chndtr(short[:, None] ** 2 / variance, float(d), far[None, :]).mean(axis=1)
         sure = (below > 1e-9) & (below < 1 - 1e-9)
         if np.count_nonzero(sure) >= 12 or high - low < 1e-12 * most:
             break
@@ -389,7 +395,7 @@ def _lengths(w: float, radius: float, shrink: float, d: int) -> tuple[Array, Arr
         low = float(short[below <= 1e-9].max(initial=low))
         high = float(short[below >= 1 - 1e-9].min(initial=high))
     short, below = short[sure], below[sure]
-    long = np.sqrt(special.chdtri(d, 1 - below))
+    long = np.sqrt(chdtri(d, 1 - below))
     # From nothing to nothing, and beyond the last knot in proportion.
     return np.concatenate([[0.0], short]), np.concatenate([[0.0], long])
 

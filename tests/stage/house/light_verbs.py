@@ -69,8 +69,8 @@ def _ask(words: str, *, may: tuple[str, ...] = CALLS, **more: Any) -> Verb:
     return Verb("coordinator.analyst.commands", f"{words} --token {{token}}", may=may, **more)
 
 
-PRICES = ("numpy", "scipy")
-"""What computes a price: special functions, and never `scipy.stats`."""
+PRICES = ("numpy",)
+"""What computes a price: arrays, and of scipy one compiled file (`shared.privacy.compiled`)."""
 VERBS = (
     _site("status --json", may=CALLS),
     _site("join --json", may=CALLS),
