@@ -23,13 +23,14 @@ from coordinator.answers.synthesis import synthesis
 from coordinator.planning.price import cost, prices
 from coordinator.planning.review import review
 from coordinator.pooling.pool import pool, pool_estimates
+from coordinator.pooling.secure_sum import reading
 from coordinator.pooling.secure_sum.answer import SummedAnswer
 from coordinator.pooling.secure_sum.looks import pilot_places
 from coordinator.pooling.secure_sum.reading import read_sum
 from coordinator.pooling.secure_sum.vectors import summed_vector
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.errors import IntegrityRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, IntegrityRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.mechanisms.secure_sum.opened import OpenedSum
@@ -153,6 +154,28 @@ def test_with_little_noise_every_coefficient_is_the_records_own():
         assert abs(answer.estimate - exact.beta) < 0.4 * exact.se
         assert answer.noise < 0.05 * answer.variance
         assert answer.sites == tuple(TABLES)
+
+
+def test_a_coefficient_that_is_refused_takes_none_of_the_others_away_and_none_lets_it_through(monkeypatch):
+    """At half of ε = 1 the pilots know where three of four coefficients start from, and not where age's does."""
+    plan = cohorts_plan(KEYS, 0.5, further=FURTHER)
+    pilots, _, opened = opened_over(plan, list(TABLES.values()), list(KEYS.values()), seeded_rng(4))
+    errors = pilot_places(plan, pilots).start_errors()
+    found = read_sum(plan, opened, pilots)
+    assert [bool(one > 0.2) for one in errors] == [isinstance(one, EstimateRefusal) for one in found]
+    assert [isinstance(one, EstimateRefusal) for one in found] == [False, True, False, False]
+    assert f"a standard error of {errors[1]:.2g} (at most 0.2)" in str(found[1])
+    # Those that are answered say what they say where none is refused.
+    monkeypatch.setattr(reading, "_KNOWN", math.inf)
+    every = read_sum(plan, opened, pilots)
+    assert all(isinstance(one, SummedAnswer) for one in every)
+    assert [every[at] for at in (0, 2, 3)] == [found[at] for at in (0, 2, 3)]
+    # Nor do those of which the models expect too much.
+    monkeypatch.setattr(reading, "_MOST_CLAIMED", 0.6)
+    fewer = read_sum(plan, opened, pilots)
+    assert [isinstance(one, EstimateRefusal) for one in fewer] == [True, True, False, False]
+    assert all("(at most 0.6) what their events can tell" in str(one) for one in fewer[:2])
+    assert fewer[2:] == every[2:]
 
 
 def test_the_noise_told_of_each_coefficient_is_the_noise_that_was_added():
@@ -420,3 +443,30 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
         after, total = pool_estimates(rows, method="REML", test="adhoc"), both[rows[0].term]
         assert abs(after.beta - total.estimate) < 0.4 * total.se
         assert {one.record["effects"][at]["term"] for one in drawn.values()} == {term}
+
+
+def test_beside_a_term_that_the_sum_answers_one_that_it_refuses_is_the_releases_and_says_why(stage, monkeypatch):
+    store, question = stage.hub.store, "cox(time, cvd) ~ sbp/10 + age"
+    opened = stage.whole()
+    pilots = {at: (store.table(store.by_bundle(one)), 400) for at, one in opened.pilots.items()}
+    errors = pilot_places(stage.plan, pilots).start_errors()
+    monkeypatch.setattr(reading, "_NOISY", 0.0)
+    monkeypatch.setattr(reading, "_KNOWN", float(errors.mean()))
+    answers = dict(zip(("sbp/10", "age"), read_sum(stage.plan, opened, pilots), strict=True))
+    [answered] = [term for term, one in answers.items() if isinstance(one, SummedAnswer)]
+    [refused] = answers.keys() - {answered}
+    why = str(answers[refused])
+    assert "the pilots must know the effect that a sum starts from" in why
+    for chosen, other in ((answered, refused), (refused, answered)):
+        answer = ask(store, holding(store, "hearts", 1), question, term=chosen)
+        found = {chosen: answer.result, other: answer.others[other]}
+        assert found[answered].summed is not None
+        assert found[refused].summed is None
+        # Both have the releases' answer too; only of the refused one is that what is told, and the reason beside it.
+        assert found[refused].k == found[answered].k == len(stage.hospitals)
+        assert (why in answer.unsummed) == (why in " ".join(answer.cautions)) == (chosen == refused)
+        lines = {row["term"]: row for row in answer.table}
+        assert lines[answered]["beta"] == found[answered].summed.estimate
+        assert lines[refused]["beta"] == found[refused].beta
+        assert (why in " ".join(lines[refused]["cautions"])) == (other == refused)
+        assert not any("secure sum does not answer" in one for one in lines[answered]["cautions"])
