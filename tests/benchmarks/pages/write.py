@@ -76,8 +76,8 @@ class Section:
         value = number(file, place)
         if file not in self.files:
             self.files.append(file)
-        shown = format(value, form)
-        if not shown.strip("-0.%"):
+        shown = format(value, form).replace("%", " %")
+        if not shown.strip("-0. %"):
             shown = shown.removeprefix("-")
         if why := older(file, place):
             self.outdated[why] = None

@@ -80,7 +80,7 @@ def test_cells_are_read_by_the_names_of_row_and_column(results):
 
 def test_a_figure_of_older_code_says_so_until_it_is_measured_again(results):
     text = "\n".join(lines("{fits:then/gap:.0%}"))
-    assert "25% †" in text
+    assert "25 % †" in text
     assert "† Measured with older code: noise is less since." in text
 
 
