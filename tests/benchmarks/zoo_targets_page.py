@@ -184,24 +184,27 @@ def _worlds(name: str, at: str) -> list[Some]:
     return found
 
 
-def _by_size(names: Sequence[str], at: str) -> list[Some]:
-    """Noisy figures by n and K."""
+def _by(key: str, names: Sequence[str], at: str, where: str) -> list[Some]:
+    """Noisy figures of each K and of each value of this key of its cells.
+
+    Args:
+        where: the value and its K in words.
+    """
     found = []
     for name in names:
         record = zoo_page.results(name) or {"cells": [], "sites": 0}
-        for n in dict.fromkeys(one["n"] for one in record["cells"]):
-            found += _some(name, at, f"at n = {n:,}, K = {record['sites']}", f"n={n}", n=n)
+        for value in dict.fromkeys(one[key] for one in record["cells"]):
+            said = where.format(value, record["sites"])
+            found += _some(name, at, said, f"{key}={value}", **{key: value})
     return found
+
+
+def _by_size(names: Sequence[str], at: str) -> list[Some]:
+    return _by("n", names, at, "at n = {:,}, K = {}")
 
 
 def _by_type(names: Sequence[str], at: str) -> list[Some]:
-    """Noisy figures by type of outcome and K."""
-    found = []
-    for name in names:
-        record = zoo_page.results(name) or {"cells": [], "sites": 0}
-        for kind in dict.fromkeys(one["kind"] for one in record["cells"]):
-            found += _some(name, at, f"{kind} at K = {record['sites']}, all n", f"kind={kind}", kind=kind)
-    return found
+    return _by("kind", names, at, "{} at K = {}, all n")
 
 
 def _figures() -> list[Row]:
