@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from typing import Any
 
 from tests.benchmarks import record
 from tests.stage.house.sources import located
+from tests.stage.processes.owned_folder import owned_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("shared", "site_agent", "coordinator", "tests", "deploy", "docs", "pyproject.toml", "README.md")
@@ -1849,14 +1849,14 @@ class Outcome:
 @contextmanager
 def copied() -> Iterator[Path]:
     """A copy of the tree that may be broken."""
-    with tempfile.TemporaryDirectory(prefix="mutations-") as name:
+    with owned_folder("tributary-mutations") as copy:
         for part in COPIED:
-            source, target = ROOT / part, Path(name) / part
+            source, target = ROOT / part, copy / part
             if source.is_dir():
                 shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", ".*"))
             elif source.exists():
                 shutil.copy(source, target)
-        yield Path(name)
+        yield copy
 
 
 def _pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:

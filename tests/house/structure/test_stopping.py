@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from stage.processes import stopping
 from stage.processes.database_server import database_server, installed
+from stage.processes.owned_folder import owned_folder
 from stage.processes.stopping import started, stopped
 
 from tests.stage.house.sources import ROOT
@@ -33,6 +35,15 @@ import sys, time
 from stage.processes.database_server import database_server
 with database_server("ended") as server:
     print((server.folder / "data" / "postmaster.pid").read_text().split()[0], server.folder, flush=True)
+    time.sleep(300)
+"""
+
+COPY = """
+import time
+from tests import mutations
+mutations.COPIED = ("README.md",)
+with mutations.copied() as root:
+    print(root, flush=True)
     time.sleep(300)
 """
 
@@ -89,6 +100,31 @@ def test_a_failure_stops_a_database_too():
         pids.append(int((server.folder / "data" / "postmaster.pid").read_text().split()[0]))
         assert runs(pids[0]) / 0
     assert not runs(pids[0])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where temporary folders are made, in this process and in those that it starts."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_copy_of_the_tree_is_removed_on_a_signal(number, folder):
+    status, [root] = ended(COPY, number)
+    assert (status, Path(root).parent, [*folder.iterdir()]) == (-signal.SIGINT, folder, [])
+
+
+def test_a_copy_of_the_tree_that_a_kill_left_is_removed_before_the_next_and_none_that_is_in_use(folder):
+    with owned_folder("tributary-mutations") as used:
+        status, [left] = ended(COPY, signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        assert {*folder.iterdir()} == {used, Path(left)}
+        assert (Path(left) / "README.md").exists()
+        _, [after] = ended(COPY, signal.SIGKILL)
+        assert {*folder.iterdir()} == {used, Path(after)}
+    assert [*folder.iterdir()] == [Path(after)]
 
 
 def test_what_was_there_before_is_called_after_the_stop_and_put_back():
