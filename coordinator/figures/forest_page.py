@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -237,28 +237,48 @@ def _notes(content: ForestContent, body: float) -> tuple[list[tuple[str, str, bo
 def _text_class() -> type[Text]:
     """A text that is laid out once for all numbers that stand alike, where a reader's own letters are set: in SVG."""
     from matplotlib import rcParams
-    from matplotlib.backends.backend_svg import RendererSVG
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.text import Text
 
-    known: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+    known: WeakKeyDictionary[Any, dict[Any, float]] = WeakKeyDictionary()
 
     class PageText(Text):
-        def _get_layout(self, renderer: Any) -> Any:
-            """As of any text; of a number in SVG with the width of another, which that does not ask for."""
-            text, drawn = self.get_text(), getattr(renderer, "_renderer", None)
-            usual = (self.get_fontstyle(), self.get_fontweight()) == ("normal", "normal")
-            if not (isinstance(drawn, RendererSVG) and rcParams["svg.fonttype"] == "none") or not usual:
-                return super()._get_layout(renderer)  # type: ignore[misc]
-            if not text or not _DIGITS.issuperset(text):
-                return super()._get_layout(renderer)  # type: ignore[misc]
-            key = (self.get_fontsize(), self.get_horizontalalignment(), self.get_verticalalignment(), *_reach(text))
-            laid = known.setdefault(drawn, {})
-            if key not in laid:
-                laid[key] = super()._get_layout(renderer)  # type: ignore[misc]
-            box, ((_, *place),), more = laid[key]
-            return box, [(text, *place)], more
+        def draw(self, renderer: Any) -> None:
+            """As any text is drawn; a number in SVG where another was laid out, whose width that does not ask for."""
+            text, figure = self.get_text(), cast("Figure", self.get_figure())
+            set_alike = isinstance(figure.canvas, FigureCanvasSVG) and rcParams["svg.fonttype"] == "none"
+            usual = (self.get_fontstyle(), self.get_fontweight()) == ("normal", "normal") and self.get_visible()
+            if not (set_alike and usual and text and _DIGITS.issuperset(text)):
+                super().draw(renderer)
+                return
+            key = (self.get_fontsize(), self.get_verticalalignment(), *_reach(text))
+            above = known.setdefault(renderer, {})
+            if key not in above:
+                above[key] = _baseline(self, figure, renderer)
+            x, y = self.get_transform().transform(self.get_unitless_position())
+            _, height = renderer.get_canvas_width_height()
+            renderer.open_group("text", self.get_gid())
+            ink = renderer.new_gc()
+            ink.set_foreground(self.get_color())
+            ink.set_alpha(self.get_alpha())
+            place, font, angle = (x, height - (y + above[key])), self.get_fontproperties(), self.get_rotation()
+            renderer.draw_text(ink, *place, text, font, angle, mtext=self)
+            ink.restore()
+            renderer.close_group("text")
 
     return PageText
+
+
+def _baseline(one: Text, figure: Figure, renderer: Any) -> float:
+    """How far above its place the baseline of a text of one line is, in dots."""
+    from matplotlib.text import Text
+
+    lowest = []
+    for side in (one.get_verticalalignment(), "baseline"):
+        alike = Text(0, 0, one.get_text(), va=side, fontproperties=one.get_fontproperties(), parse_math=False)
+        alike.set_figure(figure)
+        lowest.append(alike.get_window_extent(renderer).y0)
+    return float(lowest[0] - lowest[1])
 
 
 def _reach(text: str) -> tuple[float, float]:
