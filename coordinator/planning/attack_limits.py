@@ -7,6 +7,7 @@ simulated here with normal latents.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from shared.terminal import ChecklistLine
@@ -44,7 +45,8 @@ def linked(w: float, d: int, n: int) -> tuple[float, float]:
         released = w**0.5 * z + (1 - w) ** 0.5 * noise
         own = ((released**2).sum(axis=1) - 2 * z @ released.T).argmin(axis=1) == np.arange(n)
         norms = (z**2).sum(axis=1)
-        shares.append((own.mean(), own[norms >= np.quantile(norms, 1 - FARTHEST)].mean()))
+        far = np.sort(norms)[math.ceil((n - 1) * (1 - FARTHEST))]  # np.quantile of it loads masked arrays
+        shares.append((own.mean(), own[norms >= far].mean()))
     everybody, farthest = np.mean(shares, axis=0)
     return float(everybody), float(farthest)
 
@@ -60,16 +62,16 @@ def attack_line(plan: StudyPlan, w: float | None, d: int) -> list[ChecklistLine]
     n = min(MOST, MOST if plan.expected is None else max(plan.expected.persons, plan.floors.persons))
     limits = plan.floors.own_row_linkage, plan.floors.extreme_linkage
 
-    def passes(tried: float) -> bool:
-        return all(share <= limit for share, limit in zip(linked(tried, d, n), limits, strict=True))
+    def passes(tried: tuple[float, float]) -> bool:
+        return all(share <= limit for share, limit in zip(tried, limits, strict=True))
 
-    if passes(w):
+    everybody, farthest = linked(w, d, n)
+    if passes((everybody, farthest)):
         return []
     low, high = 0, 20  # in twentieths; shares grow with w
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if middle / 20 < w and passes(middle / 20) else (low, middle)
-    everybody, farthest = linked(w, d, n)
+        low, high = (middle, high) if middle / 20 < w and passes(linked(middle / 20, d, n)) else (low, middle)
     fix = "Lower release.w" + (f" (to about {low / 20:g} with these columns)" if low else "")
     return [
         ChecklistLine(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from coordinator.pooling.cautions import Condition, theorem3
 from shared.errors import ParameterError, Refusal
 from shared.plans.plan import StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_room
 
 if TYPE_CHECKING:
+    from coordinator.pooling.cautions import Condition
     from shared.mechanisms.cross_products.plan import CrossProductsPlan
     from shared.mechanisms.moments.plan import MomentsPlan
     from shared.mechanisms.secure_sum.plan import SecureSumPlan
@@ -200,6 +200,8 @@ def conditions(plan: StudyPlan) -> tuple[Condition, ...] | None:
     """
     if plan.expected is None or not plan.release.draws_rows:
         return None
+    from coordinator.pooling.cautions import theorem3
+
     return theorem3(plan.expected.sites, plan.expected.persons)
 
 

@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
-from shared.estimands.floors import RISK_OF_ONE
 
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimate, Scale
@@ -137,6 +136,8 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
 
 def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
     """The caution that log-binomial answers of some sites are missing, where they are."""
+    from shared.estimands.floors import RISK_OF_ONE
+
     edge = sum(row.reason.startswith(RISK_OF_ONE) for row in estimates)
     return [_AT_THE_EDGE.format(edge=edge, all=len(estimates))] if edge else []
 

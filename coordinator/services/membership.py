@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -33,7 +33,9 @@ from shared.membership.grants import GRANT_TYPE, Grant
 from shared.membership.key_changes import KEY_CHANGE_TYPE, KeyChange, SiteKeyring, after, open_key_change
 from shared.membership.leads import LEAD_CHANGE_TYPE, LeadChange, Leads, open_lead_change
 from shared.membership.statements import Chained, ChainPlace, require_next
-from shared.wire.site_messages import MembershipReply
+
+if TYPE_CHECKING:
+    from shared.wire.site_messages import MembershipReply
 
 __all__ = ["Members"]
 
@@ -359,6 +361,8 @@ class Members:
 
         Raises: any refusal of a statement: those before it stay taken.
         """
+        from shared.wire.site_messages import MembershipReply
+
         waits = []
         for envelope in statements:
             if envelope.payload_type == KEY_CHANGE_TYPE:

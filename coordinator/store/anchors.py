@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -12,7 +12,9 @@ from shared.base.chain import GENESIS, head_fingerprint, heads
 from shared.base.keys import Envelope
 from shared.errors import LedgerRefusal, ParameterError, StateRefusal
 from shared.wire.signed_messages import AnchorHead
-from shared.wire.site_messages import AnchorReceipt
+
+if TYPE_CHECKING:
+    from shared.wire.site_messages import AnchorReceipt
 
 __all__ = [
     "add_anchor",
@@ -34,6 +36,7 @@ def add_anchor(store: Database, head: AnchorHead, envelope: Envelope) -> AnchorR
 
     Raises: LedgerRefusal, when the ledger is older than what was witnessed, or has another history.
     """
+    from shared.wire.site_messages import AnchorReceipt
 
     def work(c: sa.Connection) -> AnchorReceipt:
         last = c.execute(_newest_anchor(head.site)).first()
@@ -129,6 +132,8 @@ def last_moved(store: Database) -> dict[str, int]:
 
 
 def _anchor_receipt(c: sa.Connection, row: Any) -> AnchorReceipt:
+    from shared.wire.site_messages import AnchorReceipt
+
     log_root = c.execute(sa.select(db.log.c.root).where(db.log.c.index == row.log_index)).scalar_one()
     return AnchorReceipt(seq=row.seq, head=row.head, index=row.log_index, log_root=log_root)
 

@@ -10,7 +10,7 @@ import datetime as dt
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -19,8 +19,10 @@ from coordinator.store.store import Store
 from shared.base.canonical import parse_json
 from shared.base.keys import SigningKey
 from shared.errors import ParameterError, StateRefusal
-from shared.wire.site_messages import Acceptance, LoggedEntry, LogView, Restoration, WatchRequest
 from shared.wire.tree_heads import RestoredLog, TreeHead
+
+if TYPE_CHECKING:
+    from shared.wire.site_messages import Acceptance, LoggedEntry, LogView, WatchRequest
 
 __all__ = ["Comparison", "LogWatch", "LostRelease"]
 
@@ -136,6 +138,8 @@ class LogWatch:
         return self._read(lambda c: self._view(request, today, site))
 
     def _view(self, request: WatchRequest, today: dt.date, site: str | None) -> LogView:
+        from shared.wire.site_messages import LogView, Restoration
+
         size, head = self.head(today)
         if not size:
             return LogView()
@@ -156,6 +160,8 @@ class LogWatch:
 
     def logged(self, indices: Iterable[int], size: int) -> list[LoggedEntry]:
         """Entries of the log of `size` with their proofs; those that it has."""
+        from shared.wire.site_messages import LoggedEntry
+
         wanted = sorted({index for index in indices if index < size})
         entries: dict[int, bytes] = {}
         for place in range(0, len(wanted), 500):  # an SQL statement has room for some hundred values

@@ -24,12 +24,12 @@ from shared.errors import Refusal, ReplayRefusal, StateRefusal, TooLarge
 from shared.plans.plan import StudyPlan
 from shared.wire.message_limits import HOLDINGS_CAP
 from shared.wire.signed_messages import Withdrawal
-from shared.wire.site_messages import Acceptance, Holding
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
     from shared.releases.receipt import Receipt
     from shared.releases.statement import Statement
+    from shared.wire.site_messages import Acceptance, Holding
 
 __all__ = [
     "REVOCATIONS_CAP",
@@ -358,6 +358,8 @@ def named(store: Database, bundle_sha256: str) -> bool:
 
 def holdings(store: Database, study: str, site: str) -> tuple[Holding, ...]:
     """Releases held, or once held, of a site in a study, each with the statement that the site signed."""
+    from shared.wire.site_messages import Holding
+
     held = [
         Holding(
             study=r.study,

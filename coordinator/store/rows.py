@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, refusal_from_code
 from shared.plans.plan import StudyPlan
-from shared.wire.site_messages import Acceptance, Withdrawn
 from shared.wire.tree_heads import release_leaf
 
 if TYPE_CHECKING:
     from shared.mechanisms.secure_sum.opened import OpenedSum
     from shared.releases.receipt import Receipt
+    from shared.wire.site_messages import Acceptance, Withdrawn
 
 __all__ = [
     "AcceptedRelease",
@@ -131,6 +131,8 @@ class AcceptedRelease(ReleaseLine):
     @property
     def acceptance(self) -> Acceptance:
         """The signed reply to the site; returned unchanged on retries."""
+        from shared.wire.site_messages import Acceptance
+
         return Acceptance(
             study=self.study,
             wave=self.wave,
@@ -179,6 +181,8 @@ class Tombstone:
     @property
     def withdrawn(self) -> Withdrawn:
         """The signed reply to the site; returned unchanged on retries."""
+        from shared.wire.site_messages import Withdrawn
+
         return Withdrawn(
             study=self.study,
             wave=self.wave,

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from cryptography import x509
 
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
@@ -29,6 +28,7 @@ from shared.base.chain import GENESIS
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import CertificateRefusal, LedgerRefusal, ReplayRefusal, SignatureRefusal, StateRefusal
+from shared.plans.invitation import certificate_of
 from shared.wire.certificates import (
     BOTH_GOOD_DAYS,
     LATE_TYPE,
@@ -355,7 +355,7 @@ def _is_current(site: sa.Row, serial: str) -> bool:
 
 
 def _lasts_longer(one: str, other: str) -> bool:
-    ends = [x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc if pem else None for pem in (one, other)]
+    ends = [certificate_of(pem).not_valid_after_utc if pem else None for pem in (one, other)]
     return ends[1] is None or (ends[0] is not None and ends[0] > ends[1])
 
 

@@ -22,10 +22,10 @@ from coordinator.store.schema import opened_sums as _sums
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, ParameterError, ReplayRefusal, StateRefusal
-from shared.wire.site_messages import Reminder
 
 if TYPE_CHECKING:
     from shared.mechanisms.secure_sum.opened import OpenedSum
+    from shared.wire.site_messages import Reminder
 
 __all__ = [
     "close_wave",
@@ -167,6 +167,8 @@ def remind(store: Database, study: str, wave: int, sites: Sequence[str], today: 
 
 def reminders(store: Database, study: str, site: str) -> tuple[Reminder, ...]:
     """Waves that a site was reminded of and has not delivered."""
+    from shared.wire.site_messages import Reminder
+
     delivered = {release.wave for release in accepted_releases(store, study, site=site, withdrawn=True)}
     days = reminded(store, study)
     found = sorted((wave, day) for (wave, known), day in days.items() if known == site and wave not in delivered)

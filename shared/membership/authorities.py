@@ -12,13 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cryptography import x509
-
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import CertificateRefusal, ReplayRefusal, SignatureRefusal
 from shared.membership.leads import Leads
 from shared.membership.statements import Chained, is_word, must_be
-from shared.plans.invitation import NO_CERTIFICATE, certificate_fingerprint
+from shared.plans.invitation import certificate_fingerprint, certificate_of, no_certificate
 
 __all__ = ["AUTHORITY_REPLACEMENT_TYPE", "AuthorityReplacement", "open_replacement"]
 
@@ -57,11 +55,13 @@ class AuthorityReplacement(Chained):
             0 < len(self.reason.strip()) <= REASON_LETTERS and self.reason.isprintable(),
             f"a replacement of the authority must have a reason of one line, at most {REASON_LETTERS} letters",
         )
+        from cryptography import x509
+
         try:
-            made = x509.load_pem_x509_certificate(self.ca_pem.encode())
+            made = certificate_of(self.ca_pem)
             made.verify_directly_issued_by(made)
             whole = made.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        except NO_CERTIFICATE:
+        except no_certificate():
             whole = False
         if not whole:
             raise CertificateRefusal("another authority must show its own certificate", given="another text")

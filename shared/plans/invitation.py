@@ -13,9 +13,8 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
@@ -23,16 +22,38 @@ from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.keys import PublicKey
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
-__all__ = ["NO_CERTIFICATE", "Invitation", "certificate_fingerprint", "is_plain_word", "plain_word_of"]
+if TYPE_CHECKING:
+    from cryptography import x509
+
+__all__ = [
+    "Invitation",
+    "certificate_fingerprint",
+    "certificate_of",
+    "is_plain_word",
+    "no_certificate",
+    "plain_word_of",
+]
 
 FORMAT = "tributary-invitation/1"
-NO_CERTIFICATE: tuple[type[Exception], ...] = (
-    *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion),
-    *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
-)
-"""Exceptions that `cryptography` raises while it reads an untrusted certificate or certificate request."""
 CHAINS = ("leads_since", "grants_since")
 """Left out where the chain has not begun: agents of before know no such key."""
+
+
+def certificate_of(pem: str) -> x509.Certificate:
+    """The certificate in a PEM text. Raises: those of `no_certificate`."""
+    from cryptography import x509  # only here: most commands read none
+
+    return x509.load_pem_x509_certificate(pem.encode())
+
+
+def no_certificate() -> tuple[type[Exception], ...]:
+    """Exceptions that `cryptography` raises while it reads an untrusted certificate or certificate request."""
+    from cryptography import x509
+
+    return (
+        *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion),
+        *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+    )
 
 
 def certificate_fingerprint(pem: str) -> str:
@@ -41,8 +62,8 @@ def certificate_fingerprint(pem: str) -> str:
     Raises: CertificateRefusal, when `pem` is not one certificate.
     """
     try:
-        digest = x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
-    except NO_CERTIFICATE:
+        digest = certificate_of(pem).fingerprint(hashes.SHA256()).hex()
+    except no_certificate():
         raise CertificateRefusal("the certificate must be readable", given="another text") from None
     return " ".join(digest[i : i + 4] for i in range(0, 64, 4))
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -36,7 +35,7 @@ from shared.errors import (
     TooLarge,
     refusal_from_code,
 )
-from shared.plans.invitation import NO_CERTIFICATE
+from shared.plans.invitation import certificate_of, no_certificate
 from shared.wire import messages as wire
 from shared.wire.messages import COLLECTION
 from shared.wire.site_messages import AuthoritiesRequest, MembershipRequest, StudyRequest
@@ -229,12 +228,12 @@ def _opened(header: CourierHeader, plain: IO[bytes], room: Path) -> SiteParcel:
     first = _line(plain, {"certificate", "calls", "signature"})
     said = str(first["calls"]).encode()
     try:
-        public = x509.load_pem_x509_certificate(str(first["certificate"]).encode()).public_key()
+        public = certificate_of(str(first["certificate"])).public_key()
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise ValueError
         message = Envelope.encoding(CALLS_TYPE, said)
         public.verify(base64.b64decode(str(first["signature"])), message, ec.ECDSA(hashes.SHA256()))
-    except NO_CERTIFICATE:
+    except no_certificate():
         raise SignatureRefusal(
             "a courier's file must be signed with the key of the certificate in it", given="another signature"
         ) from None

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CertificateRefusal, SchemaRefusal
-from shared.plans.invitation import NO_CERTIFICATE, certificate_fingerprint, is_plain_word
+from shared.plans.invitation import certificate_fingerprint, certificate_of, is_plain_word, no_certificate
 
 __all__ = [
     "AUTHORITY_TYPE",
@@ -87,7 +86,7 @@ def _texts(value: Any, *names: str) -> bool:
 
 def serial_of(certificate_pem: str) -> str:
     """A certificate's serial number, hexadecimal."""
-    return f"{x509.load_pem_x509_certificate(certificate_pem.encode()).serial_number:x}"
+    return f"{certificate_of(certificate_pem).serial_number:x}"
 
 
 # -- a site's certificate -----------------------------------------------------------------------------------------
@@ -107,8 +106,8 @@ class CertificateLife:
     def of(cls, certificate_pem: str, now: dt.datetime) -> CertificateLife:
         """Read it off a certificate. Raises: CertificateRefusal."""
         try:
-            ends = x509.load_pem_x509_certificate(certificate_pem.encode()).not_valid_after_utc
-        except NO_CERTIFICATE:
+            ends = certificate_of(certificate_pem).not_valid_after_utc
+        except no_certificate():
             raise CertificateRefusal("a certificate must be readable", given="another text") from None
         return cls(ends=ends, days=(ends - now) // dt.timedelta(days=1))
 
@@ -228,12 +227,14 @@ class LateAnswer:
 
 def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
     """The key in a certificate request that is signed by that key. Raises: CertificateRefusal."""
+    from cryptography import x509
+
     rule = "a certificate request must be signed by its own ECDSA P-256 key"
     try:
         request = x509.load_pem_x509_csr(csr_pem.encode())
         valid = request.is_signature_valid
         public = request.public_key()
-    except NO_CERTIFICATE:
+    except no_certificate():
         raise CertificateRefusal(rule, given="another text") from None
     if not valid or not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
         raise CertificateRefusal(rule, given="another key or signature")
@@ -273,17 +274,19 @@ class AuthorityStatement:
 
     def require_signed_by(self, older_pem: str) -> None:
         """Raises: CertificateRefusal, unless the older authority has signed this very newer one."""
+        from cryptography import x509
+
         rule = "a new authority must be signed by the one that is pinned"
         try:
-            older = x509.load_pem_x509_certificate(older_pem.encode())
-            newer = x509.load_pem_x509_certificate(self.ca_pem.encode())
-            cross = x509.load_pem_x509_certificate(self.cross_pem.encode())
+            older = certificate_of(older_pem)
+            newer = certificate_of(self.ca_pem)
+            cross = certificate_of(self.cross_pem)
             newer.verify_directly_issued_by(newer)
             cross.verify_directly_issued_by(older)
             vouched = all(
                 one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for one in (newer, cross)
             )
-        except NO_CERTIFICATE:
+        except no_certificate():
             vouched = False
         if not vouched or (cross.public_key(), cross.subject) != (newer.public_key(), newer.subject):
             raise CertificateRefusal(
@@ -328,20 +331,20 @@ def authorities_from(ca_pem: str, statements: Sequence[bytes], witness: PublicKe
 
 def trusted(chain: Sequence[str], now: dt.datetime) -> str:
     """Those of a line of authorities that have not ended, as one PEM text; the newest is always there."""
-    lasting = [pem for pem in chain[:-1] if x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc > now]
+    lasting = [pem for pem in chain[:-1] if certificate_of(pem).not_valid_after_utc > now]
     return "".join(pem if pem.endswith("\n") else pem + "\n" for pem in [*lasting, chain[-1]])
 
 
 def require_issued_by(certificate_pem: str, chain: Sequence[str]) -> None:
     """Raises: CertificateRefusal, unless one of the authorities has issued the certificate."""
     try:
-        certificate = x509.load_pem_x509_certificate(certificate_pem.encode())
-    except NO_CERTIFICATE:
+        certificate = certificate_of(certificate_pem)
+    except no_certificate():
         raise CertificateRefusal("a certificate must be readable", given="another text") from None
     for pem in chain:
         try:
-            certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(pem.encode()))
-        except NO_CERTIFICATE:
+            certificate.verify_directly_issued_by(certificate_of(pem))
+        except no_certificate():
             continue
         return
     raise CertificateRefusal(
@@ -352,8 +355,8 @@ def require_issued_by(certificate_pem: str, chain: Sequence[str]) -> None:
 def require_current(pem: str, whose: str) -> None:
     """Refuse a certificate, as PEM text, that is not valid now; `whose` names it. Raises: CertificateRefusal."""
     try:
-        certificate = x509.load_pem_x509_certificate(pem.encode())
-    except NO_CERTIFICATE:
+        certificate = certificate_of(pem)
+    except no_certificate():
         raise CertificateRefusal(f"{whose} must be readable", given="another text") from None
     now = utc_now()
     if now > certificate.not_valid_after_utc:

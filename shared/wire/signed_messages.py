@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.chain import LINKS_CAP, extend_head
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import SchemaRefusal, SignatureRefusal, TooLarge
 from shared.wire.message_limits import is_digest, is_word, must
-from shared.wire.site_messages import Acceptance, AnchorReceipt, Withdrawn
+
+if TYPE_CHECKING:
+    from shared.wire.site_messages import Acceptance, AnchorReceipt, Withdrawn
 
 __all__ = [
     "ANCHOR_TYPE",
@@ -179,10 +181,12 @@ class Withdrawal:
 
 
 # -- what the coordinator signs -------------------------------------------------------------------------------------
-Reply = TypeVar("Reply", AnchorReceipt, Acceptance, Withdrawn)
+Reply = TypeVar("Reply", "AnchorReceipt", "Acceptance", "Withdrawn")
 
 
 def _countersigned_bytes(reply: AnchorReceipt | Acceptance | Withdrawn, site: str) -> bytes:
+    from shared.wire.site_messages import Acceptance, AnchorReceipt, Withdrawn
+
     kind = {AnchorReceipt: "anchor-receipt", Acceptance: "acceptance", Withdrawn: "withdrawn"}[type(reply)]
     body = {item.name: getattr(reply, item.name) for item in fields(reply) if item.name != "signature"}
     return Envelope.encoding(f"application/vnd.tributary.{kind}+json", canonical_json({**body, "site": site}))
@@ -191,6 +195,7 @@ def _countersigned_bytes(reply: AnchorReceipt | Acceptance | Withdrawn, site: st
 def countersigned(reply: Reply, key: SigningKey, site: str) -> Reply:
     """The reply with the coordinator's signature, for one site: what it cannot deny later.
 
+    >>> from shared.wire.site_messages import AnchorReceipt
     >>> key, receipt = SigningKey.generate(), AnchorReceipt(seq=3, head="a" * 64, index=0, log_root="b" * 64)
     >>> require_countersigned(countersigned(receipt, key, "north"), key.public, "north")
     """

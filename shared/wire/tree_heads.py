@@ -15,13 +15,15 @@ import datetime as dt
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.base.merkle import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import IntegrityRefusal, Refusal, SchemaRefusal
-from shared.wire.site_messages import LoggedEntry, LogView
+
+if TYPE_CHECKING:
+    from shared.wire.site_messages import LoggedEntry, LogView
 
 __all__ = [
     "TREE_HEAD_TYPE",

@@ -6,13 +6,11 @@ import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cryptography import x509
-
 from shared.errors import (
     CertificateRefusal,
     Refusal,
 )
-from shared.plans.invitation import NO_CERTIFICATE
+from shared.plans.invitation import no_certificate
 
 __all__ = ["Call", "Peer", "RetryLater", "peer_of"]
 
@@ -36,11 +34,13 @@ class Peer:
 
 def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
     """Read the peer's role from its certificate. Raises: CertificateRefusal."""
+    from cryptography import x509
+
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except NO_CERTIFICATE:
+    except no_certificate():
         raise CertificateRefusal("a client's certificate must name its site", given="none") from None
     parts = uris[0].split(":") if len(uris) == 1 else []
     if len(parts) != 3 or parts[0] != "tributary" or parts[1] not in ("site", "enrol"):

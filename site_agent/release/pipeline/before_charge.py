@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from shared.base.memory import available_mb
 from shared.errors import StorageRefusal, TooLarge, require
-from shared.wire.site_messages import CoordinatorLimits
 from site_agent.release.pipeline.opened import TABLE_CAP
 from site_agent.release.pipeline.stages import most_memory, persons_of
 
 if TYPE_CHECKING:
     from shared.mechanisms.base import Effort
     from shared.plans.plan import StudyPlan
+    from shared.wire.site_messages import CoordinatorLimits
     from site_agent.config import TableSource
     from site_agent.release.site import WorkingSite
 
@@ -104,6 +104,8 @@ def _require_opened(plan: StudyPlan, rows: int, effort: Effort, takes: Coordinat
             given=f"{extent.bytes >> 20} MB of {rows} rows",
             next_step=f"{_UNCHARGED} {_SMALLER}.",
         )
+    from shared.wire.site_messages import CoordinatorLimits
+
     said = takes or CoordinatorLimits()
     sizes = (  # a number takes eight bytes and more where it is opened: this many it takes surely
         ("as a bundle", effort.bundle_mb * 1e6, said.max_bundle, WITHIN),

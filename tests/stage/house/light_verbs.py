@@ -21,12 +21,14 @@ from stage.processes.theatre import PASSPHRASE, ROOT, Theatre, plan_toml
 
 HEAVY = (
     *("numpy", "pandas", "pyarrow", "scipy", "scipy.stats", "statsmodels"),
-    *("torch", "nflows", "dp_accounting", "matplotlib"),
+    *("torch", "nflows", "dp_accounting", "matplotlib", "numpy.ma"),
 )
 STORED = ("sqlalchemy",)
 """What only the coordinator's commands need, of which nearly all read its store."""
-CALLS = ("shared.wire.messages",)
-"""What only a command needs that calls the coordinator: every message that there is."""
+CERTIFICATES = ("cryptography.x509",)
+"""What only a command needs that reads or issues a certificate."""
+CALLS = ("shared.wire.messages", "shared.wire.site_messages", *CERTIFICATES)
+"""What only a command needs that calls the coordinator: every message that there is, and a certificate to show."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +94,21 @@ VERBS = (
     _site("passphrase --as steward --dry-run", unlocks=True),
     _site("approve {release} --as steward", may=CALLS, bar=0.6, unlocks=True, once=True),
     _hub("studies"),
-    _hub("sites"),
-    _hub("doctor"),
-    _hub("invite south --study storm --out {folder}/south.json", once=True),
+    _hub("sites", may=(*STORED, *CERTIFICATES)),
+    _hub("doctor", may=(*STORED, *CERTIFICATES)),
+    _hub("invite south --study storm --out {folder}/south.json", may=(*STORED, *CERTIFICATES), once=True),
     _hub("accept north --fingerprint {fingerprint} --dry-run"),
     _hub("releases"),
     _hub("plan show storm", may=(*STORED, *PRICES)),
     _hub("plan sign {plan} --dry-run", may=(*STORED, *PRICES)),
-    _hub("wave status storm"),
+    _hub("wave status storm", may=(*STORED, *CERTIFICATES)),
     _hub("wave remind storm 1 --dry-run"),
     _hub("wave close storm 1 --reason late --dry-run"),
     _hub("grants"),
     _hub("analyst list"),
-    _hub("analyst add ada --study storm --out {folder}/ada.json", once=True),
+    _hub("analyst add ada --study storm --out {folder}/ada.json", may=(*STORED, *CERTIFICATES), once=True),
     _hub("log verify"),
-    _hub("log head"),
+    _hub("log head", may=(*STORED, *CERTIFICATES)),
     _ask("studies"),
     _ask("releases storm"),
     _ask("log storm"),
