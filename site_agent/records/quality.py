@@ -211,18 +211,26 @@ def _beyond(known: pd.Series, middle: float, spread: float) -> int:
 
 
 def _preferred(known: pd.Series, column: Column) -> int:
-    """Rows whose last digit is 0 or 5, where those are more than chance and rounding to whole numbers explain."""
+    """Rows whose last digit is 0 or 5, where those are more than chance and rounding to whole numbers explain.
+
+    They must be so without the commonest value too: a heap at one value, as at a detection limit or at the end of
+    follow-up, is no preference for a digit.
+    """
     digits = column.decimals or 0
     scaled = (known * 10**digits).round()
     if column.kind == "continuous" and column.decimals is None and (known % 1 != 0).any():
         return 0
     if scaled.max() - scaled.min() < 30 or len(known) < 50:
         return 0
-    last = scaled.astype("int64").abs() % 10
-    heaped = int(last.isin([0, 5]).sum())
-    # The normal approximation to a binomial of a fifth: four standard errors.
-    n = len(known)
-    return heaped if heaped > max(HEAPED * n, 0.2 * n + 4 * (0.16 * n) ** 0.5) else 0
+    rounded = (scaled.astype("int64").abs() % 10).isin([0, 5])
+
+    def too_many(among: pd.Series) -> bool:
+        # The normal approximation to a binomial of a fifth: four standard errors.
+        n = len(among)
+        return int(among.sum()) > max(HEAPED * n, 0.2 * n + 4 * (0.16 * n) ** 0.5)
+
+    others = rounded[scaled != scaled.mode().iloc[0]]
+    return int(rounded.sum()) if too_many(rounded) and too_many(others) else 0
 
 
 def _picture(values: pd.Series, column: Column) -> ColumnPicture:

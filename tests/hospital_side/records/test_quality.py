@@ -92,6 +92,16 @@ def test_what_is_unlikely_is_told_by_column_rule_and_count(change, words, count)
     assert found == count
 
 
+@pytest.mark.parametrize("heap", [120.0, 175.0])
+def test_a_heap_at_one_value_is_no_preference_for_digits(heap):
+    digits = "sbp: last digits that are equally frequent: 0 and 5 are preferred"
+    limit = clean().assign(sbp=lambda t: t["sbp"].where(t.index > 150, heap))
+    assert int(limit["sbp"].isin(range(0, 300, 5)).sum()) > 0.35 * len(limit), "of all values more than chance gives"
+    assert digits not in unlikely(limit)
+    both = limit.assign(sbp=lambda t: t["sbp"].where(t.index < 250, (t["sbp"] / 5).round() * 5))
+    assert unlikely(both)[digits] == int(both["sbp"].isin(range(0, 300, 5)).sum())
+
+
 def test_a_rule_of_the_steward_is_held_against_every_row_that_has_its_values():
     table = clean().assign(dbp=lambda t: t["dbp"].where(t.index > 9))
     found = unlikely(table, rules={"men under 80": "sex = 'female' or age < 80"})
