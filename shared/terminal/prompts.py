@@ -32,14 +32,28 @@ class Prompt(Protocol):
 def terminal_prompt(
     question: str, default: str, *, among: Mapping[str, str] | None = None, check: Callable[[str], None] | None = None
 ) -> str:
-    """`Prompt` on standard error: a choice is given by its name or its number."""
+    """`Prompt` on standard error: a choice is given by its name or its number.
+
+    Raises: UsageRefusal (nobody is there to answer: the input has ended).
+    """
+    import sys
+
     import typer
 
     names = list(among or ())
     for place, (name, words) in enumerate((among or {}).items(), 1):
         typer.echo(f"  {place}  {name}{f': {words}' if words else ''}", err=True)
     while True:
-        text = str(typer.prompt(question, default=default, err=True, show_default=bool(default))).strip()
+        try:
+            text = str(typer.prompt(question, default=default, err=True, show_default=bool(default))).strip()
+        except typer.Abort:
+            if sys.stdin is not None and sys.stdin.isatty():  # Ctrl-C, or Ctrl-D
+                raise
+            raise UsageRefusal(
+                "what a command asks must be answered",
+                given="no further line of input",
+                next_step="Run it at a terminal, or give it a line for each question.",
+            ) from None
         if text.isdecimal() and 1 <= int(text) <= len(names):
             text = names[int(text) - 1]
         try:

@@ -459,8 +459,11 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
             screens.next_step(
                 out, f"site-agent data map {study} --accept-suggestions", f"site-agent data check {study}"
             )
-        elif left or open_columns:
-            screens.next_step(out, f"site-agent data map {study} FILE_NAME=NAME … --ignore-rest")
+        elif open_columns:
+            asked = f"site-agent data map {study} --guide"
+            screens.next_step(out, asked, f"site-agent data map {study} FILE_NAME=NAME … --ignore-rest")
+        elif left:
+            screens.next_step(out, f"site-agent data map {study} --ignore-rest")
         else:
             screens.next_step(out, f"site-agent data check {study}")
 

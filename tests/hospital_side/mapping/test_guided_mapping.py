@@ -14,7 +14,7 @@ from stage.hospital_side.mapping import ROWS, STUDY
 from stage.hospital_side.records import CANARY, KEY, write
 from stage.hospital_side.site_desk import hospital  # noqa: F401
 
-from shared.errors import DictionaryRefusal, Refusal
+from shared.errors import DictionaryRefusal, Refusal, UsageRefusal
 from shared.terminal.prompts import terminal_prompt
 from site_agent.records import table as records
 from site_agent.records.mapping.asking import guided
@@ -147,7 +147,15 @@ def test_what_was_mapped_before_is_asked_about_and_stays(tmp_path):
 def test_a_choice_is_no_number_where_it_is_no_decimal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("²\n2\n"))
     assert terminal_prompt("Which", "", among={"a": "", "b": ""}) == "b"
+
     assert "must be one of a, b" in capsys.readouterr().err
+
+
+def test_a_question_that_nobody_answers_is_a_refusal_with_a_next_step(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(UsageRefusal, match="must be answered") as refused:
+        terminal_prompt("Which", "", among={"a": "", "b": ""})
+    assert "at a terminal" in refused.value.next_step
 
 
 def test_an_event_that_befell_nobody_has_no_form_to_ask_for(tmp_path):
@@ -172,7 +180,7 @@ def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, p
     at("data", "add", str(path), "--as", "mini")
     settings = (at.home / "site.toml").read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"yes\n")))
-    at("data", "map", "mini", "--guide", expect=1)
+    at("data", "map", "mini", "--guide", expect=2)
     assert (at.home / "site.toml").read_bytes() == settings, "whoever leaves has said nothing"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"maybe\ny\n\n\n\n\n\n")))
     kept = json.loads(at("data", "map", "mini", "--guide", "--json").partition("\nFound by name")[0])
