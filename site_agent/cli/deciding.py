@@ -360,10 +360,12 @@ def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = 
         if cells:
             out.print(table(("release", "file", "bytes", "SHA-256 of what was there"), cells, right=("bytes",)))
         if not dry_run:
-            out.print(f"{len(deleted)} files deleted, {len(buried)} releases buried at the coordinator.")
+            count = "1 release" if len(buried) == 1 else f"{len(buried)} releases"
+            out.print(f"{len(deleted)} files deleted, {count} buried at the coordinator.")
             out.print("Proof of deletion: the list above stands in this site's ledger, signed and chained.")
             screens.settings(out, [("entry", head.seq), ("hash", head.hash)])
-            out.print("Ledger, plans and approvals stay. Tell the study lead, who revokes the certificate.")
+            out.print("Ledger, plans and approvals stay. Tell the study lead, who takes this site out of the study:")
+            out.print(f"coordinator ungrant {desk.config.site} --study {study}. Other studies go on as they are.")
         screens.next_step(out, f"site-agent audit export {study} --out FOLDER")
 
     return VerbAnswer(answer, show)

@@ -199,6 +199,8 @@ def status(desk: Desk) -> VerbAnswer:
             approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
             if not row.get("granted", True):
                 approved = "taken away by the study lead"
+            elif row.get("left"):
+                plan, approved = "–", "left"
             elif row.get("granted") and not row["approved"]:
                 approved = "no (granted by the study lead)"
             due = ", ".join(map(str, row["due"])) or "none"
@@ -241,6 +243,8 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         row["granted"] = granted
         if not granted:
             return row, ""
+    if desk.ledger.left_study(study):
+        return {**row, "left": True}, ""
     try:
         plan = desk.plans.plan(study)
         row["plan"] = plan.version

@@ -250,7 +250,8 @@ class AgentRound:
             return
         for study in news.granted:
             step = f"Nothing of it happens before somebody approves its plan: site-agent plan show {study}."
-            self._report(study, "granted by the study lead", detail=step)
+            approved = self.desk.ledger.in_force(study)
+            self._report(study, "granted by the study lead", detail="Its plan is approved." if approved else step)
         for study in news.ungranted:
             self._report(study, "taken away by the study lead", detail="Nothing more is made or sent of it.")
         for name in news.leads:
@@ -386,6 +387,8 @@ class AgentRound:
         from site_agent.release.pipeline import making
 
         wave: int | None = None
+        if self.desk.ledger.left_study(study):
+            return
         try:
             plan, _ = self.desk.plans.approved(study, self.now)
             found = due(plan, self.desk.ledger.holds(study), self.now.today)

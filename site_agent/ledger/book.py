@@ -173,6 +173,8 @@ class Ledger(Chain):
     revoke_plan = writing(decisions.revoke_plan)
     plan_revoked = reading(decisions.plan_revoked)
     approved_plan = reading(decisions.approved_plan)
+    in_force = reading(decisions.in_force)
+    left_study = reading(decisions.left_study)
     require_plan = reading(Book.require_plan)
     add_standing = writing(decisions.add_standing)
     revoke_standing = writing(decisions.revoke_standing)

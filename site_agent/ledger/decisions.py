@@ -21,7 +21,9 @@ __all__ = [
     "burn",
     "commit",
     "deleted",
+    "in_force",
     "leave",
+    "left_study",
     "pause",
     "paused",
     "plan_revoked",
@@ -243,6 +245,16 @@ def plan_revoked(book: Book, study: str, version: int) -> bool:
 def approved_plan(book: Book, study: str) -> tuple[int, str] | None:
     """(version, hash) of the highest plan version ever approved here; None for none."""
     return book.plans.get(study)
+
+
+def in_force(book: Book, study: str) -> bool:
+    """True if a version of the study's plan is approved here, and its approval was not taken back since."""
+    return study in book.plans and study not in book.revoked
+
+
+def left_study(book: Book, study: str) -> bool:
+    """True if this site left the study, and approved none of its plans since."""
+    return study in book.left
 
 
 def add_standing(book: Book, *, study: str, name: str, envelope: Envelope) -> Noted:

@@ -29,7 +29,7 @@ __all__ = ["Book", "Noted"]
 
 BODY_CAP = 1 << 20
 """Most bytes of an entry: what `parse_json` reads back."""
-_STATE = ("holds", "plans", "gone", "written", "revoked", "deleted", "standing", "paused", "membership")
+_STATE = ("holds", "plans", "gone", "written", "revoked", "left", "deleted", "standing", "paused", "membership")
 _FOLDED: dict[str, tuple[int, dict[str, Any]]] = {}
 """Of the last few heads: the number of the entry, and what the ledger amounts to up to it."""
 _MOST_FOLDED = 8
@@ -76,6 +76,7 @@ class Book:
         self.membership = Membership()
         self.holds: dict[str, Hold] = {}
         self.plans: dict[str, tuple[int, str]] = {}
+        self.left: set[str] = set()
         self.gone: dict[str, str] = {}
         self.written: set[str] = set()
         self.revoked: dict[str, int] = {}
@@ -240,6 +241,7 @@ class Book:
         if entry.kind == "plan_approved":
             self.plans[entry.body["study"]] = (int(entry.body["version"]), str(entry.body["plan_hash"]))
             self.revoked.pop(entry.body["study"], None)
+            self.left.discard(entry.body["study"])
         elif entry.kind == "persons_withdrew":
             self.gone[entry.body["study"]] = str(entry.body["sha256"])
             if "identifiers" not in entry.body:
@@ -266,6 +268,7 @@ class Book:
         elif entry.kind in ("paused", "resumed"):
             self.paused = entry.kind == "paused"
         elif entry.kind == "left":
+            self.left.add(entry.body["study"])
             self._end_standing(entry.body["study"])
             self.deleted |= {str(item["release_id"]) for item in entry.body["deleted"]}
         elif entry.kind not in KINDS:

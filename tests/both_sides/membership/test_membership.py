@@ -78,6 +78,7 @@ def test_an_accepted_site_enters_a_second_study_and_nothing_acts_before_its_stew
     north("plan", "approve", "stroke", "--as", "dr-lind", "--understood", "local")
     assert next(row for row in north("status")["studies"] if row["study"] == "stroke")["approved"]
     assert [entry.kind for entry in north.desk.ledger.entries()][1:] == ["study_granted", "plan_approved"]
+    assert north.desk.ledger.in_force("stroke")
 
 
 def test_a_study_that_was_taken_away_stops_and_a_new_grant_asks_for_a_new_approval(hub):

@@ -414,8 +414,23 @@ def test_nothing_is_deleted_before_the_coordinator_has_buried_what_it_has(ready)
     ready("leave", "mini", "--as", "dr-lind", expect=20)
     assert [path for path in (ready.home / "sealed").rglob("bundle.zip")]
     ready.hub.down = False
-    ready("leave", "mini", "--as", "dr-lind")
+    said = ready("leave", "mini", "--as", "dr-lind")
+    assert "1 release buried" in said
+    assert "coordinator ungrant north --study mini" in said
     assert not [path for path in (ready.home / "sealed").rglob("bundle.zip")]
+
+
+def test_a_study_that_was_left_asks_for_nothing_until_its_plan_is_approved_again(ready, plan):
+    approve(ready, released(ready))
+    ready("leave", "mini", "--as", "dr-lind")
+    (row,) = ready.json("status")["studies"]
+    assert (row["left"], row["approved"], row["due"]) == (True, False, [])
+    assert "mini" not in ready.json("status")["next"]
+    assert "not released" not in ready("run", "--once")
+    ready("plan", "approve", "mini", "--as", "dr-lind", "--understood", "local")
+    (row,) = ready.json("status")["studies"]
+    assert row["approved"]
+    assert "left" not in row
 
 
 # -- beside earlier releases ----------------------------------------------------------------------------------------
