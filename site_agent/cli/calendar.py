@@ -294,8 +294,14 @@ def withdraw_person(
         noted_by = f"{added} noted, signed by {name}"
         screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else noted_by)
         out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
-        out.print("They are kept as pseudonyms only. Whoever was released leaves the table with a later wave, and only")
-        out.print("together with at least 10 others. What was delivered already: site-agent withdraw, with the lead.")
+        out.print("They are kept as pseudonyms only, and are drawn in no later wave.")
+        if plan.returning == "append":
+            out.print("Waves of this plan only add persons: what was released of somebody stays in the answers.")
+        else:
+            out.print(
+                "Whoever was released leaves the table with a later wave, and only together with at least 10 others."
+            )
+        out.print("What was delivered already: site-agent withdraw, with the lead.")
         if lot:
             out.print(f"{len(lot)} others, drawn by lot, leave with them and stay away: the next wave need not wait.")
         elif plan.returning != "append" and not by_lot:

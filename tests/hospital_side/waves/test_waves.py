@@ -651,6 +651,9 @@ def test_persons_withdraw_from_a_file_and_only_their_number_is_told(hospital, pl
     assert at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))["added"] == 0
     answer = at.json("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--by-lot")
     assert answer["by_lot"] == 0, "the plan appends: nobody leaves the table, and no wave waits"
+    said = at("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids))
+    assert "stays in the answers" in said
+    assert "leaves the table" not in said
     assert table["person"][0] not in at("history", "--last", "0")
 
 
