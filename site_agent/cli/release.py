@@ -101,7 +101,8 @@ def try_(desk: Desk, study: Study, json: Json = False, dry_run: Dry = False) -> 
 
         screens.heading(out, f"Rehearsal of {study}", "made-up data, cost 0, nothing sent")
         if done.release is not None:
-            out.print(f"{rows} made-up rows went all the way to a sandbox outbox in {folder}.")
+            what = "noisy figures of made-up rows" if done.release.holds_figures else "made-up rows"
+            out.print(f"{rows} {what} went all the way to a sandbox outbox in {folder}.")
         if done.refused is not None:
             screens.note(out, f"On the made-up table a gate said no: {done.refused.must}, got {done.refused.given}.")
             out.print("That is about uniform made-up values, not about your patients.")
@@ -214,7 +215,7 @@ def _estimated(desk: Desk, plan: StudyPlan, wave: int, needs: RunEstimate, warni
                 )
                 if page["price"]["epsilon"] is not None
                 else ("budget", "no total holds it"),
-                ("stages", " → ".join(stage.value for stage in stages.STAGES)),
+                ("stages", " → ".join(stage.value for stage in stages.weights_of(plan))),
             ],
         )
         for warning in warnings:

@@ -249,6 +249,7 @@ def release_page(
         rows: how many of its rows.
     """
     hold, receipt = release.hold, release.receipt
+    lines = "figures" if release.holds_figures else "rows"
     heading(out, f"{hold.study}, wave {hold.wave}", f"release {hold.release_id[:8]} · {hold.state.replace('_', ' ')}")
     settings(
         out,
@@ -257,7 +258,10 @@ def release_page(
             ("by", receipt.mechanism.replace("_", " ") + f", of {receipt.n} persons"),
             *([("for", f"{receipt.hospitals} hospitals under one steward's agreement")] if receipt.hospitals else []),
             *([("mapped by", f"mappings/{hold.study}.toml, {receipt.mapping[:16]}…")] if receipt.mapping else []),
-            ("size", f"{len(release.table)} rows, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes"),
+            (
+                "size",
+                f"{len(release.table)} {lines}, {release.table.shape[1]} columns, {hold.bundle_bytes:,} bytes",
+            ),
             ("to", receipt.recipient),
             (
                 "price",
@@ -276,7 +280,7 @@ def release_page(
     )
     heading(
         out,
-        "The rows",
+        f"The {lines}",
         f"first {min(rows, len(release.table))} of {len(release.table)}; outbox show --rows N for more",
     )
     for part in _pages(release.table.columns, out.width):

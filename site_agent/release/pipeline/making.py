@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 from site_agent.release.pipeline.before_charge import require_able
 from site_agent.release.pipeline.opened import TABLE_CAP, SealedRelease, open_release
 from site_agent.release.pipeline.population import base_of, choose, of_other_studies
-from site_agent.release.pipeline.stages import Progress, ReleaseClock, ReleaseStage
+from site_agent.release.pipeline.stages import Progress, ReleaseClock, ReleaseStage, weights_of
 
 __all__ = [
     "make_release",
@@ -79,7 +79,7 @@ def make_release(
     from site_agent.release.drawing import drawing_of
     from site_agent.release.pipeline.before_draw import before_draw, counted, require_apart
 
-    clock = ReleaseClock(progress, site.require_running)
+    clock = ReleaseClock(progress, site.require_running, weights_of(plan))
     limits = Limits.of(plan.floors, site.floors)
     ledger, outbox = site.ledger, site.outbox
     site.require_running()

@@ -59,6 +59,14 @@ class SealedRelease:
         return self.read()
 
     @property
+    def holds_figures(self) -> bool:
+        """Whether noisy figures leave, and no row of a person."""
+        from shared.mechanisms.base import Aggregates
+        from shared.mechanisms.kinds import kind
+
+        return issubclass(kind(self.receipt.mechanism), Aggregates)
+
+    @property
     def warnings(self) -> tuple[Check, ...]:
         """Checks that an approver must tick."""
         return tuple(check for check in self.checks if check.outcome == "warning")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shared.mechanisms.base import Effort
 
 __all__ = [
+    "FIGURES",
     "STAGES",
     "WEIGHTS",
     "Progress",
@@ -25,6 +26,7 @@ __all__ = [
     "estimate",
     "most_memory",
     "persons_of",
+    "weights_of",
 ]
 
 
@@ -36,6 +38,7 @@ class ReleaseStage(StrEnum):
     READ = "reading the table"
     ENCODE = "encoding"
     FIT = "fitting the flow"
+    MEASURE = "taking the figures"
     DRAW = "adding the noise"
     DECODE = "decoding and shuffling"
     SEAL = "sealing"
@@ -59,6 +62,20 @@ WEIGHTS: dict[ReleaseStage, float] = {
     ReleaseStage.HOLD: 1,
 }
 STAGES: tuple[ReleaseStage, ...] = tuple(WEIGHTS)
+"""Stages of a release of rows."""
+# Of noisy figures nothing is fitted, decoded or attacked: what is to be noised is taken, and noised.
+FIGURES: dict[ReleaseStage, float] = {
+    ReleaseStage.RESERVE: 2,
+    ReleaseStage.ANCHOR: 2,
+    ReleaseStage.READ: 30,
+    ReleaseStage.MEASURE: 40,
+    ReleaseStage.DRAW: 15,
+    ReleaseStage.SEAL: 2,
+    ReleaseStage.CHECKS: 8,
+    ReleaseStage.HOLD: 1,
+}
+_ASKED = (ReleaseStage.READ, ReleaseStage.ENCODE, ReleaseStage.FIT, ReleaseStage.MEASURE, ReleaseStage.AUDIT)
+"""Stages before each of which, and within, a pause ends the work."""
 Progress = Callable[[ReleaseStage, float, float | None], None]
 """Called with the stage, the share of the whole that is done, and the seconds left (None while unknown)."""
 
@@ -118,6 +135,13 @@ def _fits(plan: StudyPlan) -> bool:
     return plan.release.draws_rows and plan.release.edges is None
 
 
+def weights_of(plan: StudyPlan) -> Mapping[ReleaseStage, float]:
+    """The stages of a release under a plan, in order, with rough shares of its time."""
+    from shared.mechanisms.base import Aggregates
+
+    return FIGURES if isinstance(plan.release, Aggregates) else WEIGHTS
+
+
 class ReleaseClock:
     """Turns stages into one share of the whole and a guess at the seconds left, and asks whether to go on.
 
@@ -125,11 +149,17 @@ class ReleaseClock:
         progress: who is told.
         require: refuses while the site is paused. It is not asked from the draw to the seal, where stopping would
             burn the charge.
+        weights: stages that are told, with their shares of the time; another one passes without a word.
     """
 
-    def __init__(self, progress: Progress | None, require: Callable[[], None]) -> None:
-        self.progress, self.require = progress, require
-        self.total = sum(WEIGHTS.values())
+    def __init__(
+        self,
+        progress: Progress | None,
+        require: Callable[[], None],
+        weights: Mapping[ReleaseStage, float] = WEIGHTS,
+    ) -> None:
+        self.progress, self.require, self.weights = progress, require, weights
+        self.total = sum(weights.values())
         self.started = time.monotonic()
         self.before = 0.0
         self.reported = 0.0
@@ -137,8 +167,13 @@ class ReleaseClock:
 
     def enter(self, stage: ReleaseStage) -> None:
         """A stage begins, and the one before it is over."""
+        stage = ReleaseStage.MEASURE if stage is ReleaseStage.FIT and stage not in self.weights else stage
+        if stage not in self.weights:
+            if stage in _ASKED:
+                self.require()
+            return
         if self.stage is not None:
-            self.before += WEIGHTS[self.stage] / self.total
+            self.before += self.weights[self.stage] / self.total
         self.stage = stage
         self._report(0.0)
 
@@ -152,11 +187,11 @@ class ReleaseClock:
             self.progress(self.stage, 1.0, 0.0)
 
     def _report(self, inside: float) -> None:
-        if self.stage in (ReleaseStage.READ, ReleaseStage.ENCODE, ReleaseStage.FIT, ReleaseStage.AUDIT):
+        if self.stage in _ASKED:
             self.require()
         if self.progress is None or self.stage is None:
             return
-        share = self.before + inside * WEIGHTS[self.stage] / self.total
+        share = self.before + inside * self.weights[self.stage] / self.total
         spent = time.monotonic() - self.started
         self.reported = share = max(self.reported, share)
         self.progress(self.stage, share, spent / share * (1 - share) if share > 0.1 else None)

@@ -237,7 +237,11 @@ class AirlockPages(Entering, Tables, Decisions):
             here="/plans",
             address="/plans",
             done=_notice(request, lang),
-            grants=sorted(desk.ledger.membership().studies.items()),
+            grants=[
+                (study, granted)
+                for study, granted in sorted(desk.ledger.membership().studies.items())
+                if not (granted and desk.ledger.in_force(study))  # an approved plan is shown as such
+            ],
             plans=found,
             studies=sorted({*desk.config.studies, *desk.plans.studies()}),
             missing=_translated(MISSING, lang),
@@ -325,6 +329,7 @@ def _release_values(desk: Desk, release_id: str, page: int) -> Mapping[str, Any]
         "hold": hold,
         "receipt": made.receipt,
         "draws_rows": plan.release.draws_rows,
+        "figures": made.holds_figures,
         "rows": rows,
         "columns": list(made.table.columns),
         "numeric": {c for c in made.table.columns if pd.api.types.is_numeric_dtype(made.table[c].dtype)},

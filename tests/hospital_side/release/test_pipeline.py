@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import secrets
 from dataclasses import replace
@@ -11,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from stage.hospital_side.pipeline import TODAY, deliver, kinds, quick, release, site, source  # noqa: F401
 from stage.hospital_side.site_desk import Hub
 
@@ -33,6 +35,7 @@ from shared.errors import (
     StorageRefusal,
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
+from shared.mechanisms.tables.plan import TablesPlan
 from shared.plans.plan import Budget, Wave
 from shared.releases.bundle import read_bundle
 from site_agent.config import SiteFloors, TableSource
@@ -40,8 +43,9 @@ from site_agent.ledger.book import Ledger
 from site_agent.release import drawing
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.rehearsal import made_up_table, rehearse
-from site_agent.release.pipeline.stages import STAGES, ReleaseStage
+from site_agent.release.pipeline.stages import FIGURES, STAGES, ReleaseStage
 from site_agent.release.site import WorkingSite
+from site_agent.show import screens
 
 
 def test_a_release_goes_through_its_stages_in_order_and_waits_for_a_person(quick, tmp_path, plan, site, table):
@@ -305,6 +309,32 @@ def test_a_rehearsal_runs_every_stage_and_touches_nothing_but_its_folder(quick, 
     assert done.release is not None
     assert done.release.hold.state == "held"
     assert [path.name for path in tmp_path.iterdir()] == ["rehearsal"]
+
+
+def test_a_release_of_noisy_figures_speaks_of_no_flow_no_rows_and_no_attack(quick, tmp_path, plan):
+    stages: list[ReleaseStage] = []
+    figures = replace(
+        plan, release=TablesPlan(epsilon=1.0), posture="private", training=replace(plan.training, outcomes="joint")
+    )
+    done = rehearse(
+        plan=figures,
+        folder=tmp_path / "rehearsal" / "mini",
+        name="north",
+        agent_version="0.1.0",
+        floors=SiteFloors(),
+        today=TODAY,
+        progress=lambda stage, share, left: stages.append(stage),
+    )
+    assert tuple(dict.fromkeys(stages)) == tuple(FIGURES)
+    assert ReleaseStage.FIT not in FIGURES
+    assert ReleaseStage.AUDIT not in FIGURES
+    assert done.release is not None
+    assert done.release.holds_figures
+    drawn = Console(file=io.StringIO(), width=100)
+    screens.release_page(drawn, done.release)
+    said = drawn.file.getvalue()
+    assert f"The figures   first 8 of {len(done.release.table)}" in said
+    assert "The rows" not in said
 
 
 def test_a_rehearsal_never_empties_a_folder_it_did_not_make(quick, tmp_path, plan):
