@@ -121,7 +121,7 @@ def judge(
     days = [*([word] if word else []), *(one.day for one in readings)]
     last = max([vouched, *(day for day in days if day <= today + dt.timedelta(days=1))])
     if lately(last):
-        return ClockVerdict(believed=True, why=f"no site has been heard yet; set up or confirmed on {last}")
+        return ClockVerdict(believed=True, why=f"no site's clock has been read lately; set up or confirmed on {last}")
     return ClockVerdict(
         believed=False, why=f"{today}, which nobody else has seen: the last day that others saw was {last}"
     )
