@@ -360,10 +360,8 @@ class MomentsPlan(LabelledFigures):
             how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
             return _coefficients([effects_of(cohort) for cohort in alone], design, question, how, origin)
         self.require_shapes(question)
-        cohorts = [_fitted(data, design, True) for data in releases]
-        doubts = tuple(dict.fromkeys(filter(None, map(_doubt, cohorts))))
-        persons = sum(cohort.n for cohort in cohorts)
-        return _from_rows(_pairs(releases, design), persons, question, levels, doubts, origin)
+        persons = sum(n for _, n in tables)
+        return _from_rows(_pairs(releases, design), persons, question, levels, origin)
 
     def together(
         self,
@@ -540,7 +538,6 @@ def _from_rows(
     persons: int,
     question: Estimand,
     levels: Mapping[str, Any],
-    doubts: tuple[str, ...],
     origin: Origin,
 ) -> list[Estimate]:
     """The rule of the module's text, term by term."""
@@ -573,7 +570,7 @@ def _from_rows(
                 vi_naive=own,
                 n=persons,
                 how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
-                warnings=(*doubts, _MODEL),
+                warnings=(_MODEL,),
             )
         )
     return out

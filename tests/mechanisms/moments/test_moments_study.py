@@ -261,6 +261,8 @@ def test_a_site_too_small_for_the_price_is_told_of_before_it_leaves(tmp_path, st
     assert warning.name == "too_few_for_the_price"
     assert "interval of sbp" in warning.detail
     assert "300 persons" in warning.detail
+    (row,) = answer(study, made.table, 300, "mean(chol)")
+    assert not any("times as wide" in said for said in row.warnings), "of that interval, and of no other answer"
 
 
 # -- the answers -------------------------------------------------------------------------------------------------
