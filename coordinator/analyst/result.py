@@ -459,6 +459,7 @@ class Result(Shown):
             paragraphs,
             pooled_html,
             terms_table,
+            unanswered_terms,
         )
 
         document = self.document
@@ -473,7 +474,7 @@ class Result(Shown):
                 "<p><b>all terms, each pooled by itself</b></p>",
                 more,
                 html_table(heads, cells, worded=heads[:1]),
-                paragraphs(joint_lines(document)),
+                paragraphs([*unanswered_terms(document["table"]), *joint_lines(document)]),
             ]
         return "".join([*parts, paragraphs([f"result {self.id}"])])
 

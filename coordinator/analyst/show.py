@@ -37,6 +37,7 @@ __all__ = [
     "show_terms",
     "sides",
     "terms_table",
+    "unanswered_terms",
 ]
 
 
@@ -337,13 +338,18 @@ def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[
     cells: list[list[str | None]] = []
     for row in rows:
         if row["reason"]:
-            cells.append([row["term"], None, None, None, None, None, row["reason"]])
+            cells.append([row["term"], None, None, None, None, None, None])
             continue
         named = f"{number(row['estimate'])}" + ("" if len(effects) == 1 else f" ({row['effect'].lower()})")
         ends = f"{number(row['ci_lb'])} to {number(row['ci_ub'])}"
         between = [number(row["tau2"]), f"{row['I2']:.0f} %"] if row["k"] > 1 else [None, None]
         cells.append([row["term"], named, ends, p_shown(row["pval"]), f"{row['k']}", *between])
     return ("term", head, f"{100 * level:g} % CI", "p", "sites", "τ²", "I²"), cells
+
+
+def unanswered_terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Terms of a question without an answer, each with the reason: below the table, which has a dash for each."""
+    return [f"{row['term']}: {row['reason']}" for row in rows if row["reason"]]
 
 
 def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -> list[str]:
@@ -374,5 +380,5 @@ def show_terms(
     out.print("all terms, each pooled by itself", style="bold")
     show_cautions(out, further_cautions(rows, said))
     out.print(table(heads, cells, right=heads[1:]))
-    for line in joint:
+    for line in (*unanswered_terms(rows), *joint):
         out.print(line)

@@ -27,6 +27,8 @@ POOLED = "all sites"
 _PRIVATISED = "Privatised rows: estimates from releases, not from records."
 _COLUMNS = ("site", "group", "column", "level", "statistic", "estimate", "ci_lb", "ci_ub", "n", "n_missing", "reason")
 _SHARES = ("share", "missing")
+_RATIOS = ("odds_ratio",)
+"""Statistics whose lower end has as many digits as the upper one, however far apart they are."""
 
 
 def question_of(columns: Sequence[str], by: str = "") -> str:
@@ -65,9 +67,14 @@ class TableOne(Shown):
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Distinct cautions on the intervals, of the whole table and of its cells."""
+        """Distinct cautions on the intervals of its cells: what these may not hold."""
         of_cells = [said for line in self.document["table"] for said in line["cautions"]]
-        return tuple(dict.fromkeys([*self.document["cautions"], *of_cells]))
+        return tuple(dict.fromkeys([*self.document.get("doubts", ()), *of_cells]))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How to read it: notes of an answer are on the one cell that was pooled first, which they name."""
+        return tuple(f"{self.document['term']}: {said}" for said in self.document["cautions"])
 
     def to_frame(self) -> pd.DataFrame:
         """A line per cell, on the scale of the column; shares as shares."""
@@ -100,10 +107,10 @@ class TableOne(Shown):
 
     def show(self, out: Console) -> None:
         """Draw it, pooled over the sites; a file holds each of them."""
+        from coordinator.analyst.show import show_cautions
         from shared.terminal import table
 
-        for caution in self.cautions:
-            out.print(f"caution: {caution}")
+        show_cautions(out, self.cautions)
         out.print(self.heading, style="bold")
         heads, rows = self.wide()
         out.print(table(heads, rows))
@@ -111,6 +118,8 @@ class TableOne(Shown):
             out.print(f"independence: {joint['reason'] or joint['sentence']}")
         apart = [site for site in self.sites if site != POOLED]
         out.print(f"pooled over {len(apart)} sites (random effects); each of them: --out")
+        for note in self.notes:
+            out.print(f"note  {note}", style="dim")
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -120,7 +129,7 @@ class TableOne(Shown):
         from html import escape
 
         heads, rows = self.wide(self.sites)
-        said = "".join(f"<p>{escape(text)}</p>\n" for text in self.cautions)
+        said = "".join(f"<p>{escape(text)}</p>\n" for text in (*self.cautions, *self.notes))
         lines = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
         lines += ["".join(f"<td>{escape(text)}</td>" for text in row) for row in rows]
         body = "\n".join(f"<tr>{line}</tr>" for line in lines)
@@ -130,7 +139,7 @@ class TableOne(Shown):
         """A tabular of LaTeX, in a table with its heading as caption; cautions below."""
         heads, rows = self.wide(self.sites)
         lines = [" & ".join(map(_tex, row)) + r" \\" for row in (heads, *rows)]
-        said = "".join(f"\n\n{_tex(text)}" for text in self.cautions)
+        said = "".join(f"\n\n{_tex(text)}" for text in (*self.cautions, *self.notes))
         inside = "\n".join([lines[0], r"\hline", *lines[1:]])
         return (
             f"\\begin{{table}}\n\\caption{{{_tex(self.heading)}}}\n\\begin{{tabular}}{{ll{'r' * (len(heads) - 2)}}}\n"
@@ -141,11 +150,11 @@ class TableOne(Shown):
         """Write it as .html, .csv, .tex or .json. Raises: ParameterError: another suffix."""
         check_out(path)
         if path.suffix == ".csv":
-            lines = [f"# {line}\n" for line in (self.heading, *self.cautions)]
+            lines = [f"# {line}\n" for line in (self.heading, *self.cautions, *self.notes)]
             rows = without_formulas(self.to_frame()).to_csv(index=False)
             path.write_text("".join(lines) + rows, encoding="utf-8")
         elif path.suffix == ".json":
-            data = {"heading": self.heading, "cautions": self.cautions, "cells": self.cells}
+            data = {"heading": self.heading, "cautions": self.cautions, "notes": self.notes, "cells": self.cells}
             path.write_text(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
         else:
             path.write_text(self.html() if path.suffix == ".html" else self.latex(), encoding="utf-8")
@@ -164,6 +173,12 @@ def described(
         how: as of `coordinator.analyst.remote.Study.query`.
     Raises: ParameterError: a suffix that is not known; the coordinator's refusals.
     """
+    if any("~" in column for column in columns):
+        raise ParameterError(
+            "columns must be given as words of their own, without a formula",
+            given=repr(" ".join(columns)),
+            next_step=f"As in: analyst {kind.replace('_', '-')} STUDY died ward.",
+        )
     if out is not None:
         check_out(out)
     found = TableOne(study.query(kind, f"~ {' + '.join(columns)}", **how).document)
@@ -184,6 +199,10 @@ def _shown(cell: Mapping[str, Any]) -> str:
         return str(cell["reason"])
     percent = cell["statistic"] in _SHARES
     middle, low, high = (100 * cell[name] if percent else cell[name] for name in ("estimate", "ci_lb", "ci_ub"))
+    if cell["statistic"] in _RATIOS:
+        from shared.terminal import number
+
+        return f"{number(middle)} ({number(low)} to {number(high)})"
     digits = 1 if percent else _digits(high - low)
     return f"{middle:.{digits}f}{' %' if percent else ''} ({low:.{digits}f} to {high:.{digits}f})"
 

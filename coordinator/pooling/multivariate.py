@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coordinator.pooling import Test
+from coordinator.pooling.rows import by_reason
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.formulas import parse
 from shared.estimands.questions import MODELS
@@ -53,6 +54,9 @@ STRUCTURES: Mapping[str, str] = {
 """Structures of Psi, in words."""
 MOST_TOGETHER = 12
 """Coefficients that are pooled together, at most."""
+_NO_COVARIANCES = "its answer has no covariances of its terms"
+_APART = "its coefficients are not pooled together, as releases of this kind give no covariances of them"
+"""Why no site has any: noisy figures, which tell of each coefficient alone."""
 _LEVEL = re.compile(r"\[[^\[\]]*\]")
 """Level in the label of a coefficient, in brackets; without it, labels of one term are equal."""
 JOINTLY = ("FE", "ML", "REML")
@@ -185,7 +189,7 @@ def joint_rows(estimates: Sequence[Estimate], terms: Sequence[str]) -> tuple[lis
             lost[site] = next(iter(found.values())).reason
             continue
         if any(b.term not in a.correlations for a, b in itertools.permutations(known, 2)):
-            lost[site] = "its answer has no covariances of its terms"
+            lost[site] = _NO_COVARIANCES
             continue
         yi, cov = np.full(len(terms), np.nan), np.full((len(terms), len(terms)), np.nan)
         for one, other in itertools.product(known, repeat=2):
@@ -239,7 +243,8 @@ def joint_of_terms(
         try:
             found = pool_joint(rows, mine, **pooling.how, excluded=lost)
         except EstimateRefusal as refusal:
-            out.append({**one, "reason": str(refusal)})
+            apart = not rows and set(lost.values()) == {_NO_COVARIANCES}
+            out.append({**one, "reason": _APART if apart else str(refusal)})
             continue
         used = [{"label": row.label, "yi": row.yi, "cov": row.cov} for row in rows if row.label in found.labels]
         out.append({**found.data, **one, "reason": "", "sites": used})
@@ -306,7 +311,7 @@ def pool_joint(
             used.append(row)
     absent = [term for j, term in enumerate(terms) if not any(np.isfinite(row.yi[j]) for row in used)]
     if absent or not used:
-        why = "; ".join(f"{site}: {reason}" for site, reason in lost.items())
+        why = by_reason(lost)
         raise EstimateRefusal("each coefficient must have an estimate at a site", given=why or ", ".join(absent))
     if method not in JOINTLY:
         notes.append(f"{method} has no likelihood of several coefficients: variances between sites are by REML.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -20,6 +20,7 @@ __all__ = [
     "UNLIKE",
     "Excluded",
     "Interval",
+    "by_reason",
     "check",
     "check_level",
     "nothing_left",
@@ -176,9 +177,21 @@ def unlike(y: Array, v: Array, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return out
 
 
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """Labels and why each is left out, those of one reason together.
+
+    >>> by_reason({"north": "no rows", "south": "separates", "east": "no rows"})
+    'north, east: no rows; south: separates'
+    """
+    together: dict[str, list[str]] = {}
+    for label, reason in reasons.items():
+        together.setdefault(reason, []).append(label)
+    return "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in together.items())
+
+
 def nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:
     """The refusal where no row can be used, with the reason of each."""
-    listed = "; ".join(f"{row.label}: {row.reason}" for row in excluded) or "no rows"
+    listed = by_reason({row.label: row.reason for row in excluded}) or "no rows"
     return EstimateRefusal(
         "at least one site must have a usable estimate",
         given=listed,

@@ -78,7 +78,14 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises: IntegrityRefusal (another number than the one that was given).
     """
     from coordinator.analyst.elsewhere import methods_text
-    from coordinator.analyst.show import further_cautions, joint_lines, p_shown, pooled_text, terms_table
+    from coordinator.analyst.show import (
+        further_cautions,
+        joint_lines,
+        p_shown,
+        pooled_text,
+        terms_table,
+        unanswered_terms,
+    )
     from coordinator.analyst.shown import answered, pooled_line
     from shared.terminal import number
 
@@ -101,7 +108,7 @@ def words(given: Mapping[str, Any]) -> dict[str, Any]:
     terms: dict[str, Any] | None = None
     if len(document.get("table", ())) > 1:
         own, cells = terms_table(document["table"], document["level"])
-        more = further_cautions(document["table"], pooled.doubts)
+        more = [*further_cautions(document["table"], pooled.doubts), *unanswered_terms(document["table"])]
         terms = {"heads": own, "worded": own[:1], "rows": cells, "cautions": more}
     said: dict[str, Any] = plain(text)
     return {
@@ -124,7 +131,7 @@ def _described(document: Mapping[str, Any]) -> dict[str, Any]:
     heads, rows = found.wide()
     joint = [f"independence: {one['reason'] or one['sentence']}" for one in document["joint"]]
     shown = {**_table(heads, rows), "worded": heads[:2], "heading": found.heading}
-    return {**shown, "sentences": joint, "cautions": list(found.cautions)}
+    return {**shown, "sentences": [*joint, *found.notes], "cautions": list(found.cautions)}
 
 
 def site_of(given: Mapping[str, Any]) -> dict[str, Any]:

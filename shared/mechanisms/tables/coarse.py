@@ -48,7 +48,8 @@ def coarse(tables: CountTables, counts: Sequence[NDArray[np.int64]], n: int, noi
             most = float(inside.max()) - 2 * math.sqrt(noise * by_cell.size / by_cell.shape[axis])
             if most > COARSE * n and not (column.kind == "integer" and width <= 1):
                 share = min(1.0, float(inside.max()) / n)
-                found[column.name] = f"{100 * share:.0f} % of the persons in one bin of {width:.3g}"
+                in_units = f"{width:.3g} {column.unit}".strip()
+                found[column.name] = f"{100 * share:.0f} % of the persons in one bin of {in_units}"
     return found
 
 

@@ -329,6 +329,15 @@ def test_of_one_site_nothing_is_said_of_differences_between_sites():
     assert [cells[-2:] for cells in terms_table([one, two], 0.95)[1]] == [[None, None], ["0", "0 %"]]
 
 
+def test_why_a_term_has_no_answer_stands_below_the_table_and_not_in_a_column_of_figures():
+    from coordinator.analyst.show import terms_table, unanswered_terms
+
+    blank = dict.fromkeys(("estimate", "ci_lb", "ci_ub", "pval", "k", "tau2", "I2"))
+    row = {"term": "ward[b]", "effect": "Odds ratio", "reason": "no finite estimate at any site", **blank}
+    assert terms_table([row], 0.95)[1] == [["ward[b]", *[None] * 6]]
+    assert unanswered_terms([row]) == ["ward[b]: no finite estimate at any site"]
+
+
 def test_a_template_names_the_file_that_it_is():
     text = template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
     assert re.findall(r"coordinator plan \w+ (\S+)", text) == ["own.toml"] * 3

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from stage.both_sides.models import LEVELS, made, reference
 
-from coordinator.analyst.table_one import POOLED, TableOne
+from coordinator.analyst.table_one import POOLED, TableOne, described
 from coordinator.pooling.intervals import Draw, with_release_variance
 from coordinator.pooling.pool import pool_estimates
 from shared.errors import ParameterError
@@ -172,6 +172,8 @@ def document():
         "title": "Table 1: sex by arm",
         "joint": [],
         "asked": {"level": 0.95},
+        "term": "share(sex[male]) | drug",
+        "doubts": ("it may be outside",),
         "cautions": ("read this",),
         "table": [{"cautions": ("and & that",)}],
         "cells": [
@@ -212,4 +214,27 @@ def test_every_file_says_that_the_rows_are_privatised_and_its_cautions(tmp_path,
         assert json.loads(text)["cells"] == document()["cells"]
     with pytest.raises(ParameterError, match="must end in"):
         TableOne(document()).write(tmp_path / "one.xlsx")
-    assert "caution: read this" in repr(TableOne(document()))
+    assert (
+        text.index("it may be outside") < text.index("0.4" if suffix in ("csv", "json") else "50.0") or suffix == "tex"
+    )
+
+
+def test_a_note_on_one_cell_names_it_and_is_no_caution_on_the_table():
+    shown = repr(TableOne(document()))
+    assert "caution  it may be outside" in shown
+    assert "caution  and & that" in shown
+    assert "note  share(sex[male]) | drug: read this" in shown
+    assert shown.index("caution  it may") < shown.index("50.0 %") < shown.index("note  share")
+
+
+def test_an_odds_ratio_shows_its_lower_end_as_exactly_as_its_upper_one():
+    cell = {"statistic": "odds_ratio", "estimate": 4.894, "ci_lb": 1.073, "ci_ub": 22.31, "level": "1"}
+    one = document()
+    one["cells"] = [{**row, **cell} for row in one["cells"]]
+    assert "4.894 (1.073 to 22.31)" in repr(TableOne(one))
+
+
+def test_a_formula_where_columns_belong_is_refused_with_what_to_write():
+    with pytest.raises(ParameterError, match="words of their own") as refused:
+        described(None, "crosstab", ["died ~ ward"], out=None)
+    assert refused.value.next_step == "As in: analyst crosstab STUDY died ward."

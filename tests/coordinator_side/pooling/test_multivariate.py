@@ -168,4 +168,7 @@ def test_a_factors_levels_are_pooled_together_with_the_releases_variance():
     assert found["sentence"].startswith("2 coefficients pooled together (REML, prop, z; 4 sites)")
     blind = [replace(row, correlations={}) for row in rows]
     [refused] = joint_of_terms(blind, question, Pooling(method="REML", test="z"))
-    assert "its answer has no covariances of its terms" in refused["reason"]
+    assert "releases of this kind give no covariances of them" in refused["reason"]
+    some = [replace(row, correlations={}) if row.site == "A" else row for row in rows]
+    [found] = joint_of_terms(some, question, Pooling(method="REML", test="z"))
+    assert {"label": "A", "reason": "its answer has no covariances of its terms"} in found["excluded"]
