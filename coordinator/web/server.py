@@ -235,17 +235,21 @@ class _Counted:
 
 
 class _Headers:
-    """Middleware that adds `HEADERS` to every response that lacks them."""
+    """Middleware that adds `HEADERS` to every response that lacks them, and says which is the connection's last."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = scope.get("state", {}).get("connection")
+
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, text in HEADERS.items():
                     headers.setdefault(name, text)
+                if connection is not None and connection.spent:  # else the next call would meet a reset
+                    headers["connection"] = "close"
             await send(message)
 
         await self._app(scope, receive, marked)

@@ -256,6 +256,11 @@ class GuardedConnection(asyncio.Protocol):
             # What was said last is still on its way.
             self._door.loop.call_later(0.2, self.reset)
 
+    @property
+    def spent(self) -> bool:
+        """True if so many calls in a row were refused that the connection is closed; an answer can say so."""
+        return self.strikes >= self._door.limits.strikes
+
     def forgive(self) -> None:
         """A call was answered."""
         self.strikes = 0

@@ -152,6 +152,14 @@ def test_wrong_tokens_are_bounded_behind_a_call_that_anybody_may_make(served):
     assert seen == [401, 429, 429]
 
 
+def test_the_last_refusal_on_a_connection_says_so_and_the_next_call_goes_by_another(served):
+    stage = served(strikes=4)
+    with stage.web(stage.admit()) as web:
+        answered = [web.get("/v1/studies/cvd/log?after=-1") for _ in range(9)]
+    assert [one.status_code for one in answered] == [400] * 9
+    assert [one.headers.get("connection") == "close" for one in answered] == [place in (3, 7) for place in range(9)]
+
+
 def test_a_second_call_that_never_comes_whole_ends_its_connection(served, monkeypatch):
     monkeypatch.setattr(server, "QUIET", 0.5)
     stage = served()
