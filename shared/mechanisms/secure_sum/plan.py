@@ -286,8 +286,8 @@ class SecureSumPlan(Aggregates):
                 f"No interval of a secure sum was tried at an ε below {_LEAST_TRIED:g} (docs/benchmarks/secure-sum.md)."
             )
         return (
-            f"At an ε below {MEASURED_FROM:g} a secure sum of few small hospitals is not always answered, and its "
-            "interval was measured to be a little too narrow there (docs/benchmarks/secure-sum.md)."
+            f"At an ε below {MEASURED_FROM:g} a secure sum of few small hospitals is not always answered, and where it "
+            "is, its error was measured to be larger than stated (docs/benchmarks/secure-sum.md)."
         )
 
     def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
