@@ -37,6 +37,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 from shared import software_version
 from shared.base.memory import keep_freed
 from shared.errors import Refusal, StateRefusal
+from shared.terminal import reached
 
 __all__ = [
     "Aside",
@@ -394,6 +395,7 @@ def main(line_number: int, modules: Sequence[str]) -> None:
 
     # Putting a command line together from its functions takes longer than most commands: once for all of them.
     typer.get_command = functools.cache(typer.get_command)
+    reached.reached = lambda app, words: app
     for name in modules:
         module = importlib.import_module(name)
         if name.endswith(".cli"):

@@ -23,13 +23,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import wraps
-from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_type_hints
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shared import software_version
 from shared.errors import ParameterError, Refusal, StorageRefusal, UsageRefusal, lacking, require
 from shared.terminal.spelling import spell_out
+from shared.terminal.verb_options import VerbCommand
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -138,6 +138,9 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         sys.stdout.write(f"{name} {software_version()}\n")
         return 0
     _complete(name, arguments)
+    from shared.terminal.reached import reached
+
+    app = reached(app, arguments)
     if "--json" in arguments:
         return _run_for_a_program(app, name, arguments)
     return _run(app, name, arguments)
@@ -317,41 +320,20 @@ def command(
         given: what stands for the type of each thing that `opened` gives, by its name in annotations.
         opened: from the options and the names of the verb's parameters to what it works with, until it has answered.
     """
-    own = signature(verb, eval_str=True, locals=given).parameters
-    last = [own.get(item.name, item) for item in shared if item.name != "dry_run" or "dry_run" in own]
-    apart = {item.name for item in shared}
-    mine = [item for item in own.values() if item.name not in apart and item.annotation not in given.values()]
-    groups: dict[str, Any] = {item.name: item.annotation for item in mine if dataclasses.is_dataclass(item.annotation)}
-    options = [*(one for item in mine for one in _options(item)), *last]
 
-    @wraps(verb)
-    def answered(**said: Any) -> None:
-        with opened(said, own.keys()) as works_with:
+    def answered(made: VerbCommand, said: Mapping[str, Any]) -> None:
+        with opened(said, made.own.keys()) as works_with:
             known = {**said, **works_with}
-            for name, group in groups.items():
+            for name, group in made.groups.items():
                 known[name] = group(**{one.name: said[one.name] for one in dataclasses.fields(group)})
-            answer = verb(**{name: known[name] for name in own})
+            answer = verb(**{name: known[name] for name in made.own})
             emit(answer.data, as_json=said["json"], show=answer.show if answer.parts else None)
         if answer.code:
             from typer import Exit
 
             raise Exit(answer.code)
 
-    answered.__annotations__ = {item.name: item.annotation for item in options}
-    answered.__signature__ = Signature(  # type: ignore[attr-defined]
-        [item.replace(kind=Parameter.KEYWORD_ONLY) for item in options]
-    )
-    return answered
-
-
-def _options(item: Parameter) -> list[Parameter]:
-    """The options of a verb's parameter: itself, or the fields of the dataclass that it is."""
-    if not dataclasses.is_dataclass(item.annotation):
-        return [item]
-    types = get_type_hints(item.annotation, include_extras=True)
-    own = {one.name: one.default for one in dataclasses.fields(item.annotation)}
-    defaults = {name: Parameter.empty if given is dataclasses.MISSING else given for name, given in own.items()}
-    return [item.replace(name=name, annotation=types[name], default=defaults[name]) for name in own]
+    return VerbCommand(verb, shared, given, answered)
 
 
 def emit(data: Any, *, as_json: bool, show: Callable[[Console], None] | None = None) -> None:
