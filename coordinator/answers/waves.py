@@ -35,7 +35,9 @@ STATES: Mapping[str, str] = {
     "rejected": "a person there rejected its release, and chose to tell it (coordinator declined)",
     "missing": "the wave was closed without it",
     "planned": "the wave is not open yet",
+    "taken out": "a lead took the site out of the study, or revoked it: nothing more is taken of it",
 }
+_NOTHING_MISSING = ("delivered", "late", "planned", "taken out")
 SPARE = 31  # days for which a plan outlives its last wave
 
 
@@ -221,8 +223,10 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
     """State of each wave of a study at each site. Raises: PlanRefusal (no such study)."""
     plan = store.plan(study).plan
     releases = store.release_lines(study, withdrawn=True)
-    sites = tuple(sorted({*store.members(study), *(release.site for release in releases)}))
+    members = frozenset(store.members(study))
+    sites = tuple(sorted({*members, *(release.site for release in releases)}))
     known = _Arrivals(
+        members=members,
         apart=store.quarantined(study=study),
         withdrawn=store.withdrawals(study),
         reminded=store.reminded(study),
@@ -256,6 +260,7 @@ class _Arrivals:
     """Data of a study's grid of sites and waves, read once for all of its cells.
 
     Args:
+        members: sites that take part in it now.
         reminded: (wave, site) to the day of the last reminder.
         rejected: (wave, site) to the day on which a person there reported the rejection.
         moved: site to the index in the log at which its ledger was last witnessed.
@@ -263,6 +268,7 @@ class _Arrivals:
         newest: site to the newest wave that it delivered.
     """
 
+    members: frozenset[str]
     apart: tuple[Quarantined, ...]
     withdrawn: tuple[Tombstone, ...]
     reminded: Mapping[tuple[int, str], str]
@@ -300,6 +306,8 @@ def _line(
             cells.append(Cell(site=site, state=name, day=found.day, code=found.code, reminded=reminded))
         elif day := known.rejected.get((wave.number, site)):
             cells.append(Cell(site=site, state="rejected", day=day, reminded=reminded))
+        elif site not in known.members and state != "closed":
+            cells.append(Cell(site=site, state="taken out"))
         elif state == "planned":
             cells.append(Cell(site=site, state="planned"))
         elif state == "closed":
@@ -310,7 +318,7 @@ def _line(
             name = "held?" if earlier and known.moved.get(site, -1) > arrived else "waiting"
             cells.append(Cell(site=site, state=name, reminded=reminded))
     there = [cell for cell in cells if cell.state in ("delivered", "late")]
-    missing = tuple(cell.site for cell in cells if cell.state not in ("delivered", "late", "planned"))
+    missing = tuple(cell.site for cell in cells if cell.state not in _NOTHING_MISSING)
     return WaveLine(
         number=wave.number,
         opens=wave.opens,

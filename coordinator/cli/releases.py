@@ -212,7 +212,8 @@ def wave_status(store: Store, study: Study) -> VerbAnswer:
         rows: list[list[Any]] = []
         for line in found.waves:
             state = line.state if line.revision is None else f"closed, revision {line.revision}"
-            of = f"{line.delivered} of {len(found.sites)}" + (f", quorum {line.quorum}" if line.quorum else "")
+            asked = sum(cell.state != "taken out" for cell in line.cells)
+            of = f"{line.delivered} of {asked}" + (f", quorum {line.quorum}" if line.quorum else "")
             cells = [
                 Text(
                     cell.state if cell.revision is None else f"late, revision {cell.revision}",

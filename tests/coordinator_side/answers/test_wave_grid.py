@@ -148,6 +148,19 @@ def test_a_site_whose_steward_told_of_a_rejection_is_waited_for_no_more(study):
     assert states(study, 1, TODAY)["beta"] == "delivered", "it was drawn again after all"
 
 
+def test_a_site_that_takes_part_no_more_is_waited_for_no_more(study):
+    study.deliver("alpha", 1)
+    assert grid(study.store, "cvd", TODAY).waiting_for == ("beta", "gamma")
+    quarantine(study.store, study.plan, "beta", study.keys["beta"], cohort(70, 1), wave=1)
+    study.deliver("gamma", 1)
+    study.store.revoke_site("gamma")
+    found = grid(study.store, "cvd", TODAY)
+    assert states(study, 1, TODAY)["gamma"] == "delivered", "what it sent stays"
+    assert states(study, 2, TODAY)["gamma"] == "taken out"
+    assert "gamma" not in grid(study.store, "cvd", dt.date(2026, 2, 5)).waves[1].missing
+    assert "gamma" not in found.waiting_for
+
+
 def test_the_grid_asks_the_database_as_often_for_many_sites_as_for_few(tmp_path):
     import sqlalchemy as sa
 
