@@ -352,15 +352,17 @@ def answered(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pooled_line(document: Mapping[str, Any]) -> str:
-    """The pooled result in one line, off the analysis scale."""
+    """The pooled result in one line, off the analysis scale; of one site, that it is this one's own."""
     from shared.estimands.effects import shown
     from shared.terminal import number
 
     pooled = answered(document)
     value, low, high = (number(shown(pooled[name], document["scale"])) for name in ("beta", "ci_lb", "ci_ub"))
     count = len(pooled["sites"]) if "sites" in pooled else document["k"]
-    how = f"{pooled['method']}, {pooled['test']}, {count} sites"
-    return f"pooled {effect_of(document)} {value} ({100 * document['level']:g} % CI {low} to {high}; {how})"
+    ends = f"{value} ({100 * document['level']:g} % CI {low} to {high}"
+    if count == 1:
+        return f"{effect_of(document)} {ends}; one site, not pooled)"
+    return f"pooled {effect_of(document)} {ends}; {pooled['method']}, {pooled['test']}, {count} sites)"
 
 
 def html(title: str, frame: pd.DataFrame | None, *notes: str) -> str:

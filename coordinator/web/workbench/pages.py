@@ -298,7 +298,11 @@ class Pages:
         facts = await self._facts(request, who)
         study = facts["study"]
         standing = await self._document(request, who, "standing", ReleasesRequest(study=study))
-        persons = {site: own["n"][str(own["waves"][-1])] for site, own in facts["sites"].items()}
+        once = facts["returning"] == "append"  # waves of new persons are added up
+        persons = {
+            site: sum(own["n"].values()) if once else own["n"][str(own["waves"][-1])]
+            for site, own in facts["sites"].items()
+        }
         values = {"facts": facts, "standing": standing, "persons": persons}
         return self._draw("study.html", session, study=study, here="study", **values)
 

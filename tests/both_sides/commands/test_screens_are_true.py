@@ -378,3 +378,12 @@ def test_rows_of_an_own_table_are_studies_and_those_of_releases_sites():
     assert text.models[-1][-1] == "a new study's effect"
     assert text.sentences[0].startswith("between studies")
     assert describe(result).startswith("4 studies: A")
+
+
+def test_the_answer_of_one_site_is_not_called_pooled():
+    from coordinator.analyst.shown import pooled_line
+
+    pooled = {"beta": 0.0, "ci_lb": -0.1, "ci_ub": 0.1, "method": "REML", "test": "z"}
+    document = {"pooled": pooled, "scale": "identity", "level": 0.95, "effect": "Mean", "k": 1}
+    assert pooled_line(document) == "mean 0 (95 % CI -0.1000 to 0.1000; one site, not pooled)"
+    assert pooled_line({**document, "k": 2}) == "pooled mean 0 (95 % CI -0.1000 to 0.1000; REML, z, 2 sites)"

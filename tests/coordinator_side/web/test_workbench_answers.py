@@ -144,6 +144,10 @@ def test_a_release_says_what_changed_since_the_sites_wave_before(tmp_path):
         assert client.post("/sign-in", data={"token": house.token.token}).status_code == 303
         page = client.get("/studies/cvd/releases")
         assert "No wave of the plan is left." in words(client.get("/studies/cvd/budgets"))
+        everybody = sum(n + (n + 30) for n in HOUSES.values())
+        assert f"persons, each once {everybody:,}" in words(client.get("/studies/cvd")), (
+            "of both waves: the plan appends"
+        )
     house.running.stop(1)
     assert [one["since"] for one in found if one["wave"] == 1] == [None] * 3
     second = {one["site"]: one["since"] for one in found if one["wave"] == 2}
