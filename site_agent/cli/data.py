@@ -341,7 +341,7 @@ def data_quality(
             ChecklistLine(
                 name=one.column or "rows",
                 state=one.state,
-                detail=f"{one.rule}: {one.count:,} of {one.rows:,} otherwise" if one.rows else one.rule,
+                detail=f"expected {one.rule}; not so in {one.count:,} of {one.rows:,} rows" if one.count else one.rule,
             )
             for one in report.findings
         ]

@@ -191,6 +191,7 @@ def _priced(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
     if price["epsilon"] is not None:
         total += f", of a budget of {shown_epsilon(price['cap'])}"
     rows.append(("one wave", shown_price(price["epsilon"], price["epsilon_given"], delta=price["delta"])))
+    rows.append(("in words", price["translation"]))  # of one wave, so it stands by its price
     rows.append(("all of it" if page["training"] else "all waves", total))
     fresh = not charged["epsilon"] and charged["to_come"] and charged["last_affordable"] == charged["to_come"][-1]
     if full or not fresh:
@@ -199,7 +200,7 @@ def _priced(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:
             rows.append(("charged so far", f"{so_far}, by every version of the plan"))
         rows.append(("with what comes", charged_words(page)))
     rows += [(f"seen by {who}", f"ε = {shown_epsilon(epsilon)}") for who, epsilon in price["seen_by"].items()]
-    return [*rows, ("in words", price["translation"])]
+    return rows
 
 
 def _floors(out: Console, page: Mapping[str, Any], full: bool) -> None:

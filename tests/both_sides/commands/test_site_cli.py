@@ -218,6 +218,7 @@ def test_a_plan_is_one_page_with_price_words_and_what_is_not_covered(hospital, p
     page = hospital.json("plan", "show", "mini")
     text = hospital("plan", "show", "mini")
     assert "Not covered by this price" in text
+    assert text.index("\none wave") < text.index("\nin words") < text.index("\nall waves"), "the words are of one wave"
     assert "not a meaningful formal guarantee" in " ".join(text.split())
     for column in plan.dictionary.released:
         assert column.name in text

@@ -150,6 +150,7 @@ def test_the_command_writes_a_page_that_only_its_owner_reads(hospital, plan, tmp
     assert bound["count"] == 21
     shown = " ".join(at("data", "quality", "mini").split())
     assert "It stays here" in shown
+    assert f"expected few values at the least possible one, 70; not so in 21 of {len(table)} rows" in shown
     table.assign(sbp="x").to_csv(tmp_path / "t.csv", index=False)
     broken = at.json("data", "quality", "mini", expect=40)
     assert [one["state"] for one in broken["findings"]] == ["fail"]
