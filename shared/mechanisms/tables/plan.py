@@ -14,15 +14,17 @@ import pandas as pd
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Facts, must
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
-from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, sensitivity
+from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, bin_edges, sensitivity
 from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate, Origin
+    from shared.mechanisms.base import MechanismPlan
     from shared.mechanisms.tables.one_step import Released
     from shared.plans.plan import StudyPlan
+    from shared.terminal import ChecklistLine
 
 __all__ = ["COLUMNS", "TablesPlan"]
 
@@ -99,6 +101,21 @@ class TablesPlan(LabelledFigures):
             self.tables(plan)
         except ParameterError as error:
             raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
+
+    def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
+        """Checklist: how wide the bins of numbers are, by which a lead can tell where most persons will share one."""
+        from shared.terminal import ChecklistLine
+
+        wide = [
+            f"{column.name} {width:.3g} {column.unit}".strip()
+            for attribute in self.tables(plan).attributes
+            for column, bins in zip(attribute.columns, attribute.bins, strict=True)
+            if bins and ((width := float(np.diff(bin_edges(column, bins)).max())) > 1 or column.kind != "integer")
+        ]
+        if not wide:
+            return []
+        what = "where more than 70 % of a site's persons lie in one, no regression on the column is answered"
+        return [ChecklistLine(name="bins", detail=f"{', '.join(wide)} each: {what}")]
 
     def tables(self, plan: StudyPlan) -> CountTables:
         """The mechanism of a plan. Raises: ParameterError."""

@@ -135,6 +135,16 @@ def test_figures_need_posture_private_and_waves_that_can_be_added_up(plan):
         replace(plan, release=TablesPlan(epsilon=1.0), posture="private", returning="frozen", waves=two)
 
 
+def test_the_lead_reads_how_wide_bins_are_before_the_plan_is_signed(study):
+    (line,) = study.release.review(study)
+    columns = {column.name: column for column in study.dictionary.released}
+    width = (columns["sbp"].upper - columns["sbp"].lower) / 8
+    assert line.state == "ok"
+    assert f"sbp {width:.3g} mmHg" in line.detail
+    narrow = replace(study, release=replace(study.release, bins={"sbp": 100}))
+    assert f"sbp {8 * width / 100:.3g} mmHg" in narrow.release.review(narrow)[0].detail
+
+
 def test_a_site_releases_tables_and_no_row(tmp_path, study, site, table):  # noqa: F811
     made = release(study, site, source(tmp_path, table))
     assert made.hold.state == "held"
