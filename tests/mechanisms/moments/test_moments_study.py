@@ -183,9 +183,9 @@ def test_the_price_list_names_every_mechanism_with_its_epsilon_and_what_it_cover
     assert 0.98 < summed.epsilon <= 1.0
     assert "the coordinator and all 11 others ε 2." in summed.covered
     assert "no trace in it" in summed.unseen
-    assert "too narrow" not in summed.unseen
+    assert "larger than stated" not in summed.unseen
     half = replace(many, release=replace(many.release, epsilon=0.5))
-    assert "too narrow" in prices(half)[-1].unseen
+    assert "larger than stated" in prices(half)[-1].unseen
     # A study of latent noise has the same list, by its own model.
     shipped = StudyPlan.from_toml((STUDIES / "cvd.toml").read_text())
     assert [price.name for price in prices(shipped)][:4] == list(listed)[:4]
