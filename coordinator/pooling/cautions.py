@@ -127,7 +127,8 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
         for sentence in row.warnings:
             said.setdefault(sentence, []).append(row.site)
     found = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
-    if (ratio := denial(result)) >= DENIED:
+    # A share of rows has no model that the rows could deny, and no covariate to change.
+    if not result.term.startswith("share(") and (ratio := denial(result)) >= DENIED:
         found.append(_denied(result, ratio))
     if lost := drawn_in(result):
         found.append(_drawn_in(result, lost))

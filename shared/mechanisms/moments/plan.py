@@ -56,8 +56,8 @@ MOST_ROWS = 10_000
 """Of one synthetic table; the rule is for any ratio of rows to persons."""
 BOOTSTRAP = 40
 _MODEL = (
-    "The rows behind this answer have the planned outcome model and a Gaussian copula; what the patients' own law has "
-    "beyond these is not in the interval."
+    "The rows behind this answer are drawn from the planned outcome model and a Gaussian copula: where the patients "
+    "are distributed otherwise, as in a long tail, it may be off by more than its interval holds."
 )
 _ALONE = "fit to the released moments, patients and noise to first order"
 _BOOTSTRAPPED = (

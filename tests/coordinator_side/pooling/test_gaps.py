@@ -210,7 +210,7 @@ def released(*rows, mechanism="latent_noise", posture="local", outcomes_last=1.0
     return SimpleNamespace(parts={f"s{k}": [SimpleNamespace(receipt=one)] for k, one in enumerate(receipts)})
 
 
-def pooled(*sandwich):
+def pooled(*sandwich, term="x"):
     """A pool of two sites whose rows vary so many times as much as their model says, one figure for both or each."""
     sandwich = sandwich * 2 if len(sandwich) == 1 else sandwich
     rows = [
@@ -218,7 +218,7 @@ def pooled(*sandwich):
             study="s",
             site=f"s{k}",
             wave=1,
-            term="x",
+            term=term,
             yi=0.4,
             vi_sampling=0.01,
             vi_privacy=0.005,
@@ -254,6 +254,7 @@ def test_no_distance_is_told_where_the_rows_deny_the_model():
     assert "not known: the rows deny the model behind x" in unknown_gap(two, (), doubted)
     assert well.doubts == ()
     assert unknown_gap(two, (), well) == ""
+    assert pooled(DENIED + 0.01, term="share(crp[3 to 42.7])").doubts == (), "a share has no model and no covariate"
     assert unknown_gap(two, ("s0", "s1"), doubted) == ""  # released again: what the flow does to such rows is known
     assert unknown_gap(released(500, mechanism="tables"), (), doubted) == ""
 
