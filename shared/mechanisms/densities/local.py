@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
@@ -25,6 +24,9 @@ from shared.errors import ParameterError
 from shared.mechanisms.densities.noise import Grid, rounded_laplace_variance
 from shared.privacy import calibration
 from shared.privacy.accountant import Laplace, RandomisedResponse
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["LEAST", "MOST", "LocalCounts", "better"]
 

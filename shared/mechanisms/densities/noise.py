@@ -16,9 +16,9 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
@@ -26,6 +26,9 @@ from shared.errors import ParameterError
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column
 from shared.privacy.accountant import Laplace
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["MOST_CELLS", "MOST_COLUMNS", "Densities", "Grid", "rounded_laplace_variance"]
 
@@ -47,6 +50,7 @@ class Grid:
     >>> grid = Grid(columns=(Column(name="dose", kind="continuous", lower=0, upper=4, missing="level"),), level=2)
     >>> grid.shape, grid.size, grid.labels[0], grid.labels[-1]
     ((4,), 5, 'dose 0 to 1', 'missing')
+    >>> import pandas as pd
     >>> grid.codes(pd.DataFrame({"dose": [0.0, 1.0, 4.0, 9.0, np.nan]})).tolist()
     [0, 1, 3, 3, 4]
     """
@@ -143,6 +147,7 @@ class Densities:
     >>> from shared.base.randomness import seeded_rng
     >>> grid = Grid(columns=(Column(name="dose", kind="continuous", lower=0, upper=4),), level=2)
     >>> mechanism = Densities(grids=(grid,), scale=2.0)
+    >>> import pandas as pd
     >>> mechanism.event.coordinates, [c.shape for c in mechanism.release(pd.DataFrame({"dose": [3.0]}), seeded_rng(1))]
     (2, [(4,)])
     """

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.estimands.formulas import Node, parse
 from shared.mechanisms.base import Facts, must, unit
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
@@ -34,7 +32,10 @@ from shared.privacy import calibration
 from shared.privacy.stated import shown_epsilon
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.base.randomness import Noise
+    from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.plans.plan import StudyPlan
 
 __all__ = ["BASES", "DensitiesPlan", "level_for", "together"]
@@ -437,6 +438,8 @@ def _binned(
         spread, stretch = yi * (1 - yi), 1 / (yi * (1 - yi)) ** 2
         yi = math.log(yi / (1 - yi))
     said = f"read off bins: the {'mean' if above is None else 'share'} can be off by up to {slack:.2g} by them alone"
+    from shared.estimands.answer import Estimate
+
     return Estimate(
         term=question.labels[0],
         yi=yi,
@@ -514,6 +517,8 @@ def _smooth_mean(
     lower, upper = bounds(group.columns[axis])
     middles = lower + (upper - lower) * (np.arange(bins) + 0.5) / bins
     spread = float(shares @ (middles - float(shares @ middles)) ** 2) + ((upper - lower) / bins) ** 2 / 12
+    from shared.estimands.answer import Estimate
+
     return Estimate(
         term=question.labels[0],
         yi=sum(weight * value for value, _, weight in parts),

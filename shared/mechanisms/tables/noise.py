@@ -20,9 +20,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.randomness import Noise
@@ -30,6 +30,9 @@ from shared.errors import ParameterError
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.privacy.accountant import Gaussian
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Attribute", "CountTable", "CountTables", "Zero", "attributes", "bin_edges", "sensitivity"]
 
@@ -210,6 +213,7 @@ class CountTables:
     >>> mechanism = CountTables(attributes=attributes(mini), sigma=2.0)
     >>> [t.shape for t in mechanism.tables], mechanism.event.sensitivity == sensitivity(1)
     ([(2,)], True)
+    >>> import pandas as pd
     >>> mechanism.release(pd.DataFrame({"a": [0.0, 1.0, 1.0]}), seeded_rng(3))[0].shape
     (2,)
     """

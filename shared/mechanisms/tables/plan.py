@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
-import pandas as pd
 
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Facts, must
@@ -19,6 +18,8 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.base import MechanismPlan
