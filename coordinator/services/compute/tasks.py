@@ -45,9 +45,13 @@ READING = (
     *("shared.releases.bundle", "shared.releases.statement"),
     *(f"shared.mechanisms.{kind}.plan" for kind in ("latent_noise", "moments", "tables", "slicing", "densities")),
     "shared.mechanisms.secure_sum.plan",
+    "shared.privacy.compiled:special",
     "coordinator.services.compute.tasks:read_own",
 )
-"""Modules imported to read a bundle: each is read in a process of its own. Networks are left out for their size."""
+"""Modules imported, and functions called, to read a bundle: each is read in a process of its own.
+
+Networks are left out for their size.
+"""
 ANSWERING = (
     *READING,
     "sqlalchemy.dialects.sqlite",
