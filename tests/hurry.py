@@ -21,7 +21,7 @@ TURNS = 10
 LONG = Path(__file__).with_name("long_tests.json")
 """The tests that take longest, all their cases together. Every run of CI tries them all; where somebody waits (`make
 test` without ``CI``) they take turns, a part each day. Written by ``TRIBUTARY_LONG=1 CI=true make test``."""
-SOON = 8.0
+SOON = 7.0
 
 
 def noticed_edits() -> list[tuple[set[str], float]]:
