@@ -33,6 +33,7 @@ from shared.terminal import proven
 from site_agent.config import FILE_NAME
 from site_agent.desk import Desk, courier
 from site_agent.ledger.files import RESTORED
+from site_agent.ledger.persons import WITHDRAWN
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -44,6 +45,7 @@ _PART = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 NAMES = re.compile(
     rf"site\.toml|ledger\.db|ledger\.head|paused|watch\.json|(acknowledged|refused)\.jsonl"
     rf"|(keys|certificates|plans|sealed|flows|mappings)(/{_PART}){{1,3}}"
+    rf"|withdrawn/[0-9a-f]{{64}}\.json"
     rf"|courier/(state\.json|[0-9a-f]{{64}}\.zip)"
 )
 GROWING = ("acknowledged.jsonl", "refused.jsonl")
@@ -178,6 +180,9 @@ def _gathered(desk: Desk, folder: Path, today: dt.date) -> tuple[SiteBackupFacts
         if hold.phase != "burnt" and (home / "sealed" / hold.release_id).is_dir():
             for path in (home / "sealed" / hold.release_id).iterdir():
                 _keep(home, path, folder)
+    for path in sorted((home / WITHDRAWN).glob("*.json")):
+        _keep(home, path, folder)
+    copied.ledger.withdrawals()  # each list that the ledger names must be there
     facts = _facts(copied, today.isoformat())
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "agent.lock")
     sources: dict[str, Path | bytes] = {path.relative_to(folder).as_posix(): path for path in files}
@@ -306,7 +311,8 @@ def drill(archive: Path, home: Path, *, key: SigningKey) -> tuple[list[Checklist
             last = desk.ledger.entries()[desk.ledger.verify() - 1]
             if (last.seq, last.hash) != (facts.entries, facts.head):
                 raise IntegrityRefusal("the ledger must end with the head that the backup names", given="another")
-            return f"{last.seq} entries, each chained and signed; nothing is charged before it is settled"
+            left = f", {gone} persons withdrew" if (gone := desk.ledger.withdrawals()) else ""
+            return f"{last.seq} entries, each chained and signed{left}; nothing is charged before it is settled"
 
         def outbox() -> str:
             found = export.verify(desk)

@@ -147,6 +147,7 @@ class Ledger(Chain):
     confirm_persons = writing(touched.confirm_persons)
     note_persons = writing(touched.note_persons)
     persons_withdrawn = reading(touched.persons_withdrawn)
+    withdrawals = reading(touched.withdrawals)
     as_written = reading(touched.as_written)
     # -- a draw, and a training round by round
     start_drawing = writing(drawing.start_drawing)

@@ -147,8 +147,11 @@ def storage_errors() -> Iterator[None]:
         raise broken("ledger.db must be an intact ledger", "damaged text") from error
 
 
-def listed(path: Path, digest: str, what: str) -> frozenset[str]:
-    """A list of pseudonyms, if it is the one that was bound. Raises: IntegrityRefusal, StorageRefusal."""
+def listed(path: Path, digest: str, what: str, lost: str = "who was charged") -> frozenset[str]:
+    """A list of pseudonyms, if it is the one that was bound; without it, what is `lost` is unknown.
+
+    Raises: IntegrityRefusal, StorageRefusal.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -159,7 +162,7 @@ def listed(path: Path, digest: str, what: str) -> frozenset[str]:
         raise IntegrityRefusal(
             f"{what} must be the one that the ledger names",
             given="another list" if data else "no file",
-            next_step=f"Restore {path.parent.name}/{path.name} from a backup: without it, who was charged is unknown.",
+            next_step=f"Restore {path.parent.name}/{path.name} from a backup: without it, {lost} is unknown.",
         )
     return frozenset(parse_json(data, cap=LIST_CAP))
 

@@ -32,6 +32,7 @@ __all__ = [
     "still_present",
     "taken",
     "trained_of",
+    "withdrawals",
 ]
 
 POPULATION = "population.json"
@@ -238,7 +239,16 @@ def persons_withdrawn(book: Book, study: str) -> frozenset[str]:
     """Pseudonyms of all who withdrew from a study. Raises: IntegrityRefusal."""
     digest = book.gone.get(study, "")
     path = book.path.parent / WITHDRAWN / f"{digest}.json"
-    return listed(path, digest, f"the list of persons who withdrew from {study}") if digest else frozenset()
+    what = f"the list of persons who withdrew from {study}"
+    return listed(path, digest, what, "who may be drawn") if digest else frozenset()
+
+
+def withdrawals(book: Book) -> int:
+    """How many withdrawals of persons there are, over all studies, by the lists that the ledger names.
+
+    Raises: IntegrityRefusal, when one of the lists is lost or was edited.
+    """
+    return sum(len(persons_withdrawn(book, study)) for study in sorted(book.gone))
 
 
 def beside(book: Book, hold: Hold) -> set[str]:

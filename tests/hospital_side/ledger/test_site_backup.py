@@ -155,6 +155,29 @@ def test_a_backup_opens_for_who_approves_when_it_is_made_and_for_nobody_who_was_
     }
 
 
+def test_who_withdrew_stays_away_after_a_restore_and_a_site_without_that_list_is_not_backed_up(
+    theatre, north, tmp_path
+):
+    deliver(theatre, north, 1)
+    (tmp_path / "ids").write_text("p3\np4\n")
+    theatre.agent(north, "withdraw-person", "storm", "--as", "steward", "--id-file", tmp_path / "ids")
+    [kept] = (theatre.home(north) / "withdrawn").glob("*.json")
+    theatre.agent(north, "backup", tmp_path / "b")
+    found = theatre.agent(north, "drill", tmp_path / "b", "--as", "steward").json
+    assert ["2 persons withdrew" in part["detail"] for part in found["parts"]] == [False, True, False, False, False]
+    away = tmp_path / kept.name
+    kept.rename(away)
+    said = theatre.agent(north, "backup", tmp_path / "lost", expect=30).json["refused"]
+    assert said["next_step"].endswith("without it, who may be drawn is unknown.")
+    lose(theatre, north)
+    put_back(theatre, north, tmp_path / "b")
+    assert kept.read_bytes() == away.read_bytes()
+    theatre.agent(north, "ledger", "recover")
+    # The same persons are known to have withdrawn: nobody is noted again.
+    argv = ("withdraw-person", "storm", "--as", "steward", "--id-file", tmp_path / "ids")
+    assert theatre.agent(north, *argv).json["added"] == 0
+
+
 def test_killed_on_its_way_back_the_old_home_or_the_new_one_is_there(theatre, north, tmp_path):
     home = theatre.home(north)
     theatre.agent(north, "backup", tmp_path / "b")
