@@ -159,21 +159,31 @@ class PooledText:
         return (("left out", self.left_out, "yellow"), ("note", self.notes, "dim"))
 
 
+def _decimals(result: PooledResult) -> int:
+    """Decimals of estimates and intervals; off a transformed scale three, or more where the narrowest would vanish."""
+    from math import floor, log10
+
+    from shared.estimands.effects import SCALES, shown
+
+    narrowest = min(result.vi) ** 0.5
+    if not SCALES[result.scale]:
+        return min(max(1 - floor(log10(narrowest)), 2), 8)
+    above, below = (shown(result.fixed.beta + side * narrowest, result.scale) for side in (1, -1))
+    return min(max(3, -floor(log10(max(above - below, 1e-8) / 2))), 8)
+
+
 def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> PooledText:
     """A pooled result as text, off the analysis scale, under the name of its effect.
 
     Args:
         extra: header to (label to cell): further columns, such as n and ε.
     """
-    from math import floor, log10
-
-    from shared.estimands.effects import NNT, SCALES, number_needed, shown
+    from shared.estimands.effects import NNT, number_needed, shown
 
     further = dict(raised(head, dict(cells)) for head, cells in (extra or {}).items())
     percent = f"{100 * result.level:g} % CI"
     half = NormalDist().inv_cdf((1 + result.level) / 2)
-    narrowest = min(result.vi) ** 0.5
-    decimals = 3 if SCALES[result.scale] else min(max(1 - floor(log10(narrowest)), 2), 8)
+    decimals = _decimals(result)
 
     def read(value: float) -> str:
         return f"{shown(value, result.scale):.{decimals}f}"
@@ -217,7 +227,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
         whose = "estimate" if alone else "pooled estimate" if total is None else "pooled releases"
         sentences.append(f"privacy noise: {result.pooled_noise_share:.0f} % of the variance of the {whose}")
         if result.df:
-            hospitals, releases, patients = result.spread
+            hospitals, releases, patients = (max(part, 0.0) for part in result.spread)
             sentences.append(
                 f"spread of the sites' estimates: {hospitals:.0f} % between hospitals, {releases:.0f} % between "
                 f"releases of one (noise), {patients:.0f} % which patients came"

@@ -50,6 +50,13 @@ NNT = "Risk difference (number needed)"
 _MEANS = {"RD": "Mean difference", "RR": "Ratio of means", "slope": "Average marginal effect"}
 _RISKS = {"RD": "Risk difference", "RR": "Risk ratio", "OR": "Marginal odds ratio", "NNT": NNT}
 _RISKS |= {"slope": "Average marginal effect"}
+_NETWORKS = {
+    "edge": "Share of pairs connected",
+    "v_shape": "Share of possible V-shapes",
+    "star3": "Share of possible 3-stars",
+    "triangle": "Share of possible triangles",
+    "degree_cv": "Coefficient of variation of degrees",
+}
 _TABLES = {"OR": "Odds ratio", "RR": "Risk ratio", "RD": "Risk difference"}
 
 
@@ -74,9 +81,11 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     'Survival at 60 years'
     >>> effect_name(parse_estimand("logistic(died) ~ age"))
     'Odds ratio'
+    >>> effect_name(parse_estimand("network(edge)"))
+    'Share of pairs connected'
     """
     if question.kind == "network":
-        return question.outcome.replace("_", " ").capitalize()
+        return _NETWORKS.get(question.outcome) or question.outcome.replace("_", " ").capitalize()
     if question.kind == "two_by_two":
         return _TABLES[question.measure]
     if question.kind in DESCRIBED and term:

@@ -89,6 +89,37 @@ def test_a_naive_interval_that_is_wider_says_why():
         assert ("wider here" in said) == wider
 
 
+def test_a_share_of_a_few_in_a_hundred_thousand_is_not_printed_as_nothing():
+    """Of the triples of a network, or of a rare event: three decimals would print both ends as 0.000."""
+    few = [
+        Estimate(term="t", study="s", site=f"h{k}", wave=1, yi=y, vi_sampling=0.0, vi_privacy=v, n=800, scale="log")
+        for k, (y, v) in enumerate([(-10.03, 0.0119), (-10.07, 0.0038), (-10.07, 0.017)])
+    ]
+    text = pooled_text(pool_estimates(few))
+    assert [row[1:3] for row in text.rows] == [
+        ("0.000044", "0.000036 to 0.000055"),
+        ("0.000042", "0.000038 to 0.000048"),
+        ("0.000042", "0.000033 to 0.000055"),
+    ]
+    assert text.models[0][1:3] == ("0.000043", "0.000039 to 0.000047")
+    # What was printed with three decimals is so still.
+    ratios = pooled_text(pool_estimates([replace(one, yi=one.yi + 10) for one in few]))
+    assert [row[1] for row in ratios.rows] == ["0.970", "0.932", "0.932"]
+
+
+def test_no_part_of_the_spread_is_printed_as_minus_nothing():
+    spread = [(2.5, 0.04), (2.51, 0.034), (2.4, 0.05)]
+    found = pool_estimates(
+        [
+            Estimate(term="t", study="s", site=f"h{k}", wave=1, yi=y, vi_sampling=0.0, vi_privacy=se**2, n=800)
+            for k, (y, se) in enumerate(spread)
+        ]
+    )
+    assert abs(found.spread[2]) < 1e-9
+    [said] = [line for line in pooled_text(found).sentences if line.startswith("spread")]
+    assert ", 0 % which patients came" in said
+
+
 def test_an_interval_of_heterogeneity_that_does_not_hold_its_estimate_says_so():
     precise, vague = [0.0005] * 7, [0.3] * 3
     above = pool([0.04, 0.05, 0.0, 0.02, 0.02, 0.02, 0.02, 0.53, -0.04, 0.37], precise + vague, method="SJ")
