@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.planning.attack_limits import attack_line
 from coordinator.planning.price import conditions, cost
 from shared.errors import PlanRefusal, Refusal, StateRefusal
-from shared.mechanisms.base import Aggregates
+from shared.mechanisms.base import Aggregates, Answering
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import FORMULA, ChecklistLine
@@ -289,6 +289,8 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
     try:
         if isinstance(plan.release, Aggregates):
             plan.release.require_shapes(question)
+        if isinstance(plan.release, Answering):
+            plan.release.require_answerable(question)
     except Refusal as refusal:
         return replace(ChecklistLine.of(label, refusal), state="warn")
     if isinstance(plan.release, Aggregates) and not plan.release.plans(plan, question):

@@ -284,6 +284,9 @@ class Answering(MechanismPlan):
         Raises: EstimateRefusal.
         """
 
+    def require_answerable(self, question: Estimand) -> None:
+        """Refuse a question that no release under this plan answers. Raises: EstimateRefusal."""
+
     def together(
         self,
         plan: StudyPlan,

@@ -81,6 +81,25 @@ LEAST_OF_A_COMMUNITY = 10
 """Persons of a network for each community that is looked for in it."""
 
 
+def require_answerable(release: GrandPlan, question: Estimand) -> None:
+    """Refuse a question that no released network answers. Raises: EstimateRefusal."""
+    if question.kind != "network":
+        raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
+    if question.outcome in CLUSTERING:
+        raise EstimateRefusal(
+            f"network({question.outcome}) must not be asked of a node-private network: its interval did not hold the "
+            "real network's value, and no ε mended that",
+            given="a figure of how edges close, or stay with a column, which the model behind the release decides",
+            next_step='Plan release.mechanism = "network_counts", which counts it of everybody at a price.',
+        )
+    if question.outcome in ARCS and not release.directed:
+        raise EstimateRefusal(
+            f"network({question.outcome}) must be asked of a network with directions",
+            given="one without",
+            next_step="Ask network(degree_cv), or plan release.directed = true.",
+        )
+
+
 def answer(
     plan: StudyPlan,
     release: GrandPlan,
@@ -98,22 +117,8 @@ def answer(
         levels, origin: as of `shared.mechanisms.base.Answering.answer`.
     Raises: EstimateRefusal: a motif that is not there, an attribute without a correlation, a question of another kind.
     """
-    if question.kind != "network":
-        raise EstimateRefusal("the question must be one that a network answers", given=str(question), next_step=_FOR)
+    require_answerable(release, question)
     directed = release.directed
-    if question.outcome in CLUSTERING:
-        raise EstimateRefusal(
-            f"network({question.outcome}) must not be asked of a node-private network: its interval did not hold the "
-            "real network's value, and no ε mended that",
-            given="a figure of how edges close, or stay with a column, which the model behind the release decides",
-            next_step='Plan release.mechanism = "network_counts", which counts it of everybody at a price.',
-        )
-    if question.outcome in ARCS and not directed:
-        raise EstimateRefusal(
-            f"network({question.outcome}) must be asked of a network with directions",
-            given="one without",
-            next_step="Ask network(degree_cv), or plan release.directed = true.",
-        )
     total = sum(n for _, n in tables)
     yi = own = shared_ = 0.0
     so_far, fewest = 0, math.inf

@@ -401,6 +401,12 @@ class GrandPlan(Answering):
                 given=f"{wrong} that are not",
             )
 
+    def require_answerable(self, question: Estimand) -> None:
+        """As of `Answering.require_answerable`."""
+        from shared.mechanisms.grand.answer import require_answerable
+
+        require_answerable(self, question)
+
     def answer(
         self,
         plan: StudyPlan,

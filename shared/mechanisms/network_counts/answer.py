@@ -77,7 +77,7 @@ def answer(
         origin: as of `shared.mechanisms.base.Answering.answer`.
     Raises: EstimateRefusal: a figure that was not planned, one that the noise drowns, one that the caps cut.
     """
-    needs = _needed(release, question)
+    needs = require_answerable(release, question)
     total = sum(n for _, n in tables)
     yi = vi = 0.0
     for table, n in tables:
@@ -99,7 +99,8 @@ def answer(
     ]
 
 
-def _needed(release: NetworkCountsPlan, question: Estimand) -> tuple[str, ...]:
+def require_answerable(release: NetworkCountsPlan, question: Estimand) -> tuple[str, ...]:
+    """Names of the counts that a question needs. Raises: EstimateRefusal, where the plan does not count them."""
     if question.kind != "network" or question.outcome not in _NEEDS:
         raise EstimateRefusal(
             f"capped counts must be asked network(…) of one of {', '.join(_NEEDS)}",

@@ -299,6 +299,12 @@ class NetworkCountsPlan(LabelledFigures):
         values = arrays_of(table, [(len(block.labels),) for block in blocks])
         return [(block, one.astype(np.float64)) for block, one in zip(blocks, values, strict=True)]
 
+    def require_answerable(self, question: Estimand) -> None:
+        """As of `Answering.require_answerable`."""
+        from shared.mechanisms.network_counts.answer import require_answerable
+
+        require_answerable(self, question)
+
     def answer(
         self,
         plan: StudyPlan,

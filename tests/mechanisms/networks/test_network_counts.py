@@ -3,6 +3,7 @@
 # ruff: noqa: F811  (a fixture is imported by its name)
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import math
 import tracemalloc
@@ -19,6 +20,7 @@ from stage.mechanisms.network_counts import counting, drawn, measured, records
 from stage.processes.theatre import Theatre
 
 from coordinator.planning.price import prices
+from coordinator.planning.review import review
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand
@@ -469,6 +471,19 @@ def test_what_was_not_planned_or_is_drowned_has_a_typed_reason(text, changes, wo
     released = plan.release.draw(plan, measured(plan, ties.toarray(), level), seeded_rng(1))
     with pytest.raises(EstimateRefusal, match=words):
         plan.release.answer(plan, [(released, 300)], parse_estimand(text), levels={}, **TOLD)
+
+
+def test_the_checklist_warns_of_planned_questions_that_no_release_would_answer():
+    written = (STUDIES / "network-counts.toml").read_text()
+    # Another figure than is counted, and one that needs a count which is not planned.
+    counts = written.replace('"network(edge)"', '"network(degree_cv)"').replace(', "triangles"]', "]")
+    ours = {"contacts": "warn", "closure": "warn", "wards": "ok"}
+    network = (STUDIES / "network.toml").read_text().replace('"network(edge)"', '"network(transitivity)"')
+    theirs = {"contacts": "warn", "paths": "ok", "unevenness": "ok"}
+    for text, expected in ((counts, ours), (network, theirs)):
+        lines = {line.name: line for line in review(text, today=dt.date(2026, 6, 1))[1]}
+        assert {name: lines[f"estimand {name}"].state for name in expected} == expected
+        assert lines["estimand contacts"].fix
 
 
 # -- the plan -----------------------------------------------------------------------------------------------------
