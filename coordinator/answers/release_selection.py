@@ -192,7 +192,11 @@ def uncompared_caution(sites: Sequence[str]) -> str:
 
 def _newest(accepted: Sequence[ReleaseLine], study: str) -> int:
     if not accepted:
-        raise EstimateRefusal(f"study {study} must have an accepted release", given="none")
+        raise EstimateRefusal(
+            f"study {study} must have an accepted release",
+            given="none",
+            next_step=f"Wait until a site delivers; coordinator wave status {study} shows which are awaited.",
+        )
     return max(release.wave for release in accepted)
 
 

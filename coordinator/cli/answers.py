@@ -483,6 +483,8 @@ def _save(store: Store, answer: PooledAnswer, kind: str, *, figure: str) -> Save
 
 def _changed(before: SavedResult | None, answer: PooledAnswer) -> list[str]:
     """Differences from the last answer to the same question, in sentences."""
+    from shared.estimands.effects import shown
+
     if before is None:
         return []
     withdrawn = {stone.bundle_sha256 for stone in answer.withdrawn}
@@ -494,7 +496,9 @@ def _changed(before: SavedResult | None, answer: PooledAnswer) -> list[str]:
     out += [f"New: a release of {site}." for digest, site in answer.used.items() if digest not in before.used]
     then, now = before.numbers["beta"], answer.numbers["beta"]
     if then != now:
-        out.append(f"The pooled estimate was {then:.4g} and is {now:.4g}.")
+        was, is_ = (shown(value, answer.result.scale) for value in (then, now))
+        what = f"{answer.result.effect[:1].lower()}{answer.result.effect[1:]}" or "estimate"
+        out.append(f"The pooled estimate ({what}) was {was:.4g} and is {is_:.4g}.")
     return [f"Since the answer of {before.day}:", *out] if out else []
 
 

@@ -34,6 +34,7 @@ from coordinator.store.store import Store
 from shared.base.canonical import parse_json
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRefusal
+from shared.estimands.effects import shown
 from shared.membership.declined import DeclinedNotice
 from shared.plans.plan import StudyPlan, Wave, sign_plan
 
@@ -499,7 +500,8 @@ def test_results_that_rest_on_a_withdrawn_release_are_stale_and_asked_again_say_
     assert again["withdrawn"][0]["site"] == "beta"
     text = " ".join(again["changed"])
     assert "beta has withdrawn a release" in text
-    assert "The pooled estimate was" in text
+    was, is_ = (shown(one["pooled"]["beta"], "log") for one in (first, again))
+    assert f"The pooled estimate (hazard ratio) was {was:.4g} and is {is_:.4g}." in text
     assert verbs("pool", "cvd", *asked)[1]["changed"] == []
     assert [row["stale"] for row in verbs("results")[1]] == [True, True, False]
 
