@@ -62,6 +62,7 @@ def waves(
                 "all_waves": billed["with_waves_to_come"] if promised else None,
                 "all_waves_given": billed["total_given"],
                 "last_affordable": billed["last_affordable"],
+                "unaffordable": bool(billed["to_come"]) and billed["last_affordable"] is None,
                 "epsilon_given": billed["epsilon_given"] if promised else given(plan),
                 "promised": promised,
             }
@@ -95,8 +96,8 @@ def waves(
                     f"{shown_epsilon(one['cap'])}; with all waves to come "
                     f"{shown_price(one['all_waves'], one['all_waves_given'])}."
                 )
-            if one["last_affordable"] and one["promised"]:
-                out.print(f"The budget allows the waves to come up to wave {one['last_affordable']}.")
+            if one["promised"] and (one["last_affordable"] or one["unaffordable"]):
+                out.print(_affords(one))
             _next(out, desk, one)
 
     def plan_word(one: dict[str, Any]) -> str:
@@ -109,12 +110,25 @@ def waves(
     return VerbAnswer({"today": day, "studies": studies}, show)
 
 
+def _affords(one: dict[str, Any]) -> str:
+    """How far the budget goes, in a sentence."""
+    if one["last_affordable"]:
+        return f"The budget allows the waves to come up to wave {one['last_affordable']}."
+    return "The budget allows none of the waves to come: that needs an amended plan of the study lead."
+
+
 def _next(out: Console, desk: Desk, one: dict[str, Any]) -> None:
     """Say what is to be done about a study's waves."""
     from site_agent.show import screens
 
+    held = [f"outbox show {hold.release_id[:8]}" for hold in desk.ledger.holds(one["study"]) if hold.state == "held"]
     again = [f"site-agent release {one['study']} --wave {number}" for number in one["burnt"]]
-    if one["due"]:
+    state = next((line["state"] for line in one["waves"] if line["number"] == one["due"]), "")
+    if held:
+        screens.next_step(out, *(f"site-agent {step}" for step in held))
+    elif state == "due" and one["promised"] and one["unaffordable"]:
+        screens.next_step(out, f"site-agent budget {one['study']}")
+    elif one["due"]:
         screens.next_step(out, f"site-agent release {one['study']} --wave {one['due']}")
     elif again:
         out.print("Of a burnt draw nothing was sent, and its charge stays; another draw is another charge.")

@@ -370,6 +370,13 @@ def test_the_price_of_a_new_plan_stands_beside_what_was_charged_already(ready, p
     ready.publish(replace(second, version=3, budget=replace(plan.budget, epsilon=1.1 * first)))
     ready("plan", "fetch", "mini")
     assert ready.json("plan", "show", "mini")["charged"]["last_affordable"] is None
+    # Nor does the calendar name a release as the next step that the budget would refuse.
+    [held] = ready.json("outbox", "list")["releases"]
+    text = " ".join(ready("waves", "mini").split())
+    assert "The budget allows none of the waves to come: that needs an amended plan" in text
+    assert text.endswith(f"next site-agent outbox show {held['release_id'][:8]}")
+    ready("reject", held["release_id"][:8], "--as", "dr-lind", "--reason", "another extract")
+    assert " ".join(ready("waves", "mini").split()).endswith("next site-agent budget mini")
     assert "allows none of the waves to come: nothing more" in " ".join(ready("plan", "show", "mini").split())
 
 
