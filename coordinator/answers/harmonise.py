@@ -143,10 +143,12 @@ class Harmonised:
     def lines(self) -> tuple[str, ...]:
         """The three answers, the warnings and the notes, in words."""
         said = said_of(self.raw, self.intercepts, self.harmonised)
+        share = 100 * self.map_variance / self.harmonised.se**2
         return (
-            f"{self.answer.term} in {self.answer.estimand}, {self._said} mapped onto the scale of {self.to}",
+            f"{self.harmonised.effect or 'Estimate'} of {self.answer.term} in {self.answer.estimand}, "
+            f"{self._said} mapped onto the scale of {self.to}",
             *(f"{what}: {words}" for what, words in said.items()),
-            f"of the last one's standard error {math.sqrt(self.map_variance):.2g} is the maps'",
+            f"privacy noise and size of the densities: {share:.0f} % of the variance of the harmonised one",
             *(f"warning: {text}" for text in self.warnings),
             *self.notes,
         )

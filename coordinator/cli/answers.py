@@ -332,7 +332,8 @@ def harmonise(
 
     first, *more = seen.lines
     warned = (((line, "yellow") if line.startswith("warning") else line) for line in more)
-    return VerbAnswer(seen.document, (first, "bold"), *warned)
+    written = () if forest is None else (f"wrote {forest}",)
+    return VerbAnswer(seen.document, (first, "bold"), *warned, *written)
 
 
 @verb(app, rich_help_panel="Answers")

@@ -379,9 +379,11 @@ def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_w
     assert seen.warnings == ()
     text = "\n".join(seen.lines)
     for said in (
+        "Coefficient of chol/10 in ols(hdl) ~ chol/10",
         "all rows in one table",
         "site by site",
         "harmonised",
+        f"{100 * seen.map_variance / seen.harmonised.se**2:.0f} % of the variance of the harmonised one",
         "assumes that the sites' patients are alike",
         "age",
     ):
