@@ -70,6 +70,7 @@ def invite(
         store.add_invitation(invitation)
         out.parent.mkdir(parents=True, exist_ok=True)
         write_private(out, invitation.to_bytes(), new=True)
+    there = any(one.site == site and one.state == "accepted" for one in store.sites())
     answer = {
         "site": site,
         "studies": invitation.studies,
@@ -78,8 +79,11 @@ def invite(
         "expires": invitation.expires,
         "file": str(out),
         "written": not dry_run,
+        "takes_part": there,
     }
 
+    grant = f"coordinator grant {site} --study {study[0]}"
+    again = [(f"{site} takes part already and needs no invitation: {grant}", "yellow")] if there else []
     return VerbAnswer(
         answer,
         (f"{'would write' if dry_run else 'wrote'} {out}", "bold"),
@@ -90,6 +94,7 @@ def invite(
             ("CA fingerprint", invitation.ca_fingerprint),
         ),
         ("It holds a secret: hand it over in person or encrypted, never by plain mail.", "yellow"),
+        *again,
         (f"next, when {site} has joined: coordinator sites", "cyan"),
     )
 

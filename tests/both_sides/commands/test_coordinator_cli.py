@@ -635,6 +635,11 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
 
 
+def test_an_invitation_of_a_site_that_takes_part_says_that_it_needs_none(collected, tmp_path):
+    argv = ("--study", "cvd", "--out", tmp_path / "again.invitation", "--dry-run")
+    assert [collected("invite", site, *argv)[1]["takes_part"] for site in ("alpha", "new")] == [True, False]
+
+
 def test_a_ledger_begins_anew_only_by_this_command_and_the_log_says_so(collected):
     head = anchor_head("alpha", 9)
     spoken = ("reanchor", "alpha", "--fingerprint", head_fingerprint(anchor_head("alpha", 3, branch="restored").head))
