@@ -92,6 +92,10 @@ def data_add(
     if edges is None and edges_table:
         edges = file
     listed = None if edges is None else Edges(**placed(edges, edges_table), start=start, end=end)
+    if edges is not None:
+        from site_agent.records.contacts import must_be_a_file
+
+        must_be_a_file(edges.expanduser())
     source = TableSource(**placed(file, table), edges=listed, hospital=hospitals, hospitals=tuple(of or ()))
     if study in desk.config.data:
         source = tables.newer(desk.config.source(study), source)

@@ -213,7 +213,7 @@ def _blocks(
     if edges.format in DATABASES:
         yield from _database(edges, seen)
         return
-    _must_be_a_file(edges.path)
+    must_be_a_file(edges.path)
     if edges.format not in ("csv", "parquet"):
         yield _whole(edges)
         return
@@ -298,7 +298,7 @@ def _database(edges: Edges, seen: Callable[[bytes], None] | None) -> Iterator[tu
 def _graphml(edges: Edges, rules: EdgeRules) -> Iterator[tuple[_Side, _Side]]:
     from site_agent.records.readers.graphml import graph
 
-    _must_be_a_file(edges.path)
+    must_be_a_file(edges.path)
     found = graph(edges.path)
     if bool(found.is_directed()) != rules.directed:
         planned, other = ("directed", "undirected") if rules.directed else ("undirected", "directed")
@@ -327,7 +327,8 @@ def _must_have(names: Sequence[str], edges: Edges) -> None:
         )
 
 
-def _must_be_a_file(path: Path) -> None:
+def must_be_a_file(path: Path) -> None:
+    """Refuse an edge list that is not there, or empty. Raises: DataFileRefusal."""
     if not path.is_file():
         raise DataFileRefusal(
             "the edge list must be a file on this machine",

@@ -579,7 +579,10 @@ def test_two_files_at_a_hospital_become_counts_and_an_estimate_through_the_comma
     theatre.coordinator("accept", "north", "--fingerprint", made["fingerprint"])
     theatre.agent("north", "join")
     theatre.agent("north", "plan", "fetch", "network_counts")
-    theatre.agent("north", "data", "add", files["nodes"], "--as", "network_counts", "--edges", files["contacts"])
+    add = ("data", "add", files["nodes"], "--as", "network_counts", "--edges")
+    missing = theatre.agent("north", *add, theatre.folder / "none.csv", expect=40)
+    assert "the edge list must be a file on this machine" in str(missing.json)
+    theatre.agent("north", *add, files["contacts"])
     said = str(theatre.agent("north", "plan", "show", "network_counts").json)
     assert "Nobody is held out" in said
     theatre.agent("north", "plan", "approve", "network_counts", "--as", "steward")
