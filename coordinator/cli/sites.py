@@ -31,6 +31,12 @@ def invite(
     study: Annotated[list[str], typer.Option("--study", help="Study it may take part in; repeat for several.")],
     out: Annotated[Path, typer.Option("--out", help="File to write. It holds a secret: hand it over in person.")],
     days: Annotated[int | None, typer.Option("--days", help="Days it may be used.")] = None,
+    plan_later: Annotated[
+        bool,
+        typer.Option(
+            "--plan-later", help="The plan is not signed yet: a secure sum's names the keys of all who joined."
+        ),
+    ] = False,
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """Write one site's invitation: the coordinator's fingerprint, a single-use token, the lead's public keys."""
@@ -50,7 +56,8 @@ def invite(
         raise StateRefusal("the invitation's file must be new", given=f"{out}", next_step="Choose another --out.")
     for name in study:
         require_still_open(store, name)
-        store.plan(name)  # refused here, not at the site, when there is no such plan
+        if not plan_later:
+            store.plan(name)  # refused here, not at the site, when there is no such plan
     authority = Authority.load(config.home)
     SeenClocks(store, authority.certificate).verdict(authority.now()).require()
     members = Members(store, config.name)

@@ -623,6 +623,14 @@ def test_an_invitation_needs_a_signed_plan_and_a_new_file(ready, tmp_path):
     assert ready("invite", "alpha", "--study", "cvd", "--out", path)[1]["refused"]["code"] == "E_STATE"
 
 
+def test_a_site_is_invited_to_a_plan_that_is_signed_later_where_the_lead_says_so(ready, tmp_path):
+    """The plan of a secure sum names the keys of all sites, so every site joins before it is signed."""
+    path = tmp_path / "beta.invitation"
+    code, answer = ready("invite", "beta", "--study", "sum", "--plan-later", "--out", path)
+    assert (code, answer["studies"]) == (0, ["sum"])
+    assert path.exists()
+
+
 def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     (waiting,) = [site for site in collected("sites")[1] if site["state"] == "pending"]
     code, answer = collected("accept", "waiting", "--fingerprint", "0000 1111")
