@@ -361,11 +361,10 @@ def _price(plan: StudyPlan) -> list[ChecklistLine]:
     if price.last_affordable < len(plan.waves):
         paid = price.last_affordable
         detail = f"{each}; it affords {paid or 'no'} wave{'s' if paid != 1 else ''} of {len(plan.waves)}"
-        lines.append(
-            ChecklistLine(
-                name="budget", state="fail", detail=detail, fix="Lower release.w, plan fewer waves, or raise it."
-            )
-        )
+        lower = "release.w" if price.w_for_8 is not None else "release.epsilon"
+        fewer_waves = "plan fewer waves, " if len(plan.waves) > 1 else ""
+        fix = f"Lower {lower}, {fewer_waves}or raise budget.epsilon to a little above {total}."
+        lines.append(ChecklistLine(name="budget", state="fail", detail=detail, fix=fix))
     else:
         lines.append(ChecklistLine(name="budget", detail=each))
     fewer = f"{1 / (10 * plan.budget.delta):,.0f}"

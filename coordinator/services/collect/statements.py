@@ -109,7 +109,9 @@ class StatementRules:
             known = {stored.plan.hash for stored in self._store.plans()}
             if statement.plan_hash in known:
                 raise PlanChanged(
-                    f"a release must follow plan version {newest.version}", given=f"version {statement.plan_version}"
+                    f"a release must follow plan version {newest.version}",
+                    given=f"version {statement.plan_version}",
+                    next_step=f"Run site-agent plan fetch {statement.study}, then site-agent plan show.",
                 )
             raise PlanRefusal("a release must follow a plan that the coordinator knows", given="another hash")
         newest.require_current(self._today())

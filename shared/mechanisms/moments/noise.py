@@ -155,9 +155,14 @@ class Design:
     factors: tuple[Factor, ...] = ()
 
     def __post_init__(self) -> None:
-        def must(holds: bool, column: str, rule: str, given: str) -> None:
+        def must(
+            holds: bool,
+            column: str,
+            rule: str,
+            given: str,
+            fix: str = "Correct [release], or the dictionary of the plan.",
+        ) -> None:
             if not holds:
-                fix = "Correct [release], or the dictionary of the plan."
                 raise PlanRefusal(f"column {column!r} of a moments release {rule}", given=given, next_step=fix)
 
         spec = self.spec
@@ -167,7 +172,8 @@ class Design:
             column = self.dictionary.column(name)
             must(column.missing != "level", name, "must have no missing values as a level", column.missing)
         for name in self.dictionary.names:
-            must(name in roles, name, "must have a role: outcome or covariate", "none")
+            fix = f"Add {name} to release.covariates, or take it out of the plan's dictionary."
+            must(name in roles, name, "must have a role: outcome or covariate", "none", fix)
         linear, binary = ("continuous or integer",), ("binary or event",)
         kinds = {"survival": ("time", "event"), "binary": binary, "count": ("integer",), "linear": linear}
         for name, fitting in zip(spec.responses, kinds[spec.outcome], strict=True):

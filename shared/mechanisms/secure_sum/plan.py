@@ -368,6 +368,7 @@ class SecureSumPlan(Aggregates):
         nominal = [name for name in self.further if name not in design]
         must(not nominal, "release.further must not be nominal", ", ".join(nominal))
         self.questions(plan)
+        self._require_keys(plan.study)
         try:
             self._priced(plan)
         except (ParameterError, SchemaRefusal) as refusal:
@@ -376,6 +377,16 @@ class SecureSumPlan(Aggregates):
                 given=refusal.given,
                 next_step="Correct the plan's members, drop_outs or colluders.",
             ) from None
+
+    def _require_keys(self, study: str) -> None:
+        for site, key in self.members.items():
+            if len(key) != 64 or key.strip("0123456789abcdef"):
+                raise PlanRefusal(
+                    f"release.members must give the release key of {site}, 64 hexadecimal digits",
+                    given=repr(key)[:60],
+                    next_step="Take its release_key in coordinator sites --json. A site stands there once it has "
+                    f"joined: coordinator invite {site} --study {study} --plan-later --out FILE.",
+                )
 
     def require_site(self, site: str, key: str) -> None:
         """Refuse a site that is no member, or is one under another key. Raises: PlanRefusal."""
@@ -467,8 +478,8 @@ class SecureSumPlan(Aggregates):
         return self._first(plan).synthetic(plan, tables, draws=draws, rng=rng, effects=effects)
 
     def plans(self, plan: StudyPlan, question: Estimand) -> bool:
-        """True if a question is the planned model itself."""
-        return self._first(plan).plans(plan, question)
+        """True if a question is the planned model itself, or its coefficient is summed as a variant's."""
+        return self._first(plan).plans(plan, question) or bool(self.summed_terms(plan, question))
 
     def question(self, plan: StudyPlan) -> Estimand:
         """The planned model, per unit of each covariate, as it is asked.

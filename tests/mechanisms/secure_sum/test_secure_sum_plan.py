@@ -182,6 +182,25 @@ def test_a_plan_s_checklist_says_who_looks_and_whether_a_planned_analysis_is_the
     assert "No interval of a secure sum was tried at an ε below 0.25" in doubt.detail
 
 
+def test_a_member_without_its_release_key_is_named_with_where_the_key_stands():
+    wrong = TOML.replace(f"{1:064x}", "3c1a 3efb 00bf 5ecc f2aa 57c2 98d9 03f3")
+    _, [line] = review(wrong, today=dt.date(2026, 6, 1))
+    assert "the release key of site-1" in line.detail
+    assert "coordinator sites --json" in line.fix
+    assert "coordinator invite site-1 --study hearts --plan-later" in line.fix
+
+
+def test_the_checklist_says_which_budget_a_sum_needs_and_speaks_of_no_weight_of_data():
+    _, lines = review(hearts(SITES, epsilon=1.0, budget=1.0), today=dt.date(2026, 6, 1))
+    [line] = [line for line in lines if line.name == "budget"]
+    assert line.state == "fail"
+    assert "release.w" not in line.fix
+    needed = float(line.fix.split()[-1].rstrip("."))
+    assert f"{needed:g} charged for all" in line.detail
+    raised = hearts(SITES, epsilon=1.0, budget=needed + 0.01)
+    assert {line.name: line.state for line in review(raised, today=dt.date(2026, 6, 1))[1]}["budget"] == "ok"
+
+
 def test_the_price_list_has_the_plan_s_own_sum():
     listed = {price.name: price for price in prices(planned())}
     assert listed["secure sum"].epsilon == epsilon(planned_event(planned()), 1e-6)

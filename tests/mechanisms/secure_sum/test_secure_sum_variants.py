@@ -404,6 +404,9 @@ def test_the_checklist_names_planned_analyses_that_the_sum_could_answer():
     assert VARIANTS[0] not in lines["variants"].detail
     assert "mean" not in lines["variants"].detail
     assert "secure sum" not in lines
+    # A variant's coefficient is summed, so its analysis is answered as the planned model's is.
+    answered = [planned_so.release.plans(planned_so, parse_estimand(one)) for one in given.values()]
+    assert answered == [True, True, False, False]
     done = StudyPlan.from_canonical(plan | {"estimands": given | {"old": PLANNED, "mean": PLANNED}})
     assert "variants" not in {line.name for line in done.release.review(done)}
 
