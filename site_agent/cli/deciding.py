@@ -80,7 +80,8 @@ def approve(
             ],
         )
         if hold.state == "delivered":
-            screens.next_step(out, "site-agent budget")
+            step = f"site-agent federate {hold.study} --wait 60" if hold.follow else "site-agent budget"
+            screens.next_step(out, step)
         elif not dry_run:
             screens.next_step(out, f"site-agent approve {full[:8]} --as ANOTHER_NAME")
 

@@ -26,6 +26,10 @@ __all__ = ["consent", "federate"]
 
 BETWEEN = 60.0
 """Seconds that a consent waits for another process of this site to be between two of its looks."""
+_NOT_ASKED = (
+    "The coordinator asked this site for nothing: the sum has not begun, or it went on without this site. The study "
+    "lead sees which (coordinator federate status)."
+)
 
 
 @verb(app, noted="federate")
@@ -115,7 +119,9 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         if (what, step.title) not in done:
             done.append((what, step.title))
             if not quiet:
-                console(stderr=True).print(f"step {step.value} of {plan.release.follow}, {step.title}: {what}")
+                asks = f" (site-agent consent {plan.study} --as NAME)" if what == "waits for consent" else ""
+                line = f"step {step.value} of {plan.release.follow}, {step.title}: {what}{asks}"
+                console(stderr=True).print(line, soft_wrap=True)
 
     desk.require_running()
     if not dry_run:
@@ -147,6 +153,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
                 ("consent", f"{len(own.consents)} of {own.needed}: {', '.join(own.consents) or 'nobody yet'}"),
             ]
         ),
+        *([_NOT_ASKED] if not (done or own.finished or dry_run) else []),
         screen.next_step("site-agent budget" if own.finished else step),
     )
 
@@ -206,5 +213,7 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
                 ("consent", f"{len(given)} of {hold.approvals_needed}"),
             ]
         ),
-        screen.next_step(f"site-agent federate {study} --wait 60"),
+        screen.next_step(
+            f"site-agent consent {study} --as {name}" if dry_run else f"site-agent federate {study} --wait 60"
+        ),
     )

@@ -251,6 +251,10 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         row["due"], row["burnt"] = due_numbers(desk, plan, day), burnt_numbers(desk, plan, day)
         desk.plans.approved(study, agent_now())
         row["approved"] = True
+        if plan.release.follow:
+            from site_agent.training.secure_sum.member import awaited
+
+            row["sum"] = awaited(desk.ledger, plan)
     except Refusal as refusal:
         row["refused"] = refusal.code
     steps = (
@@ -259,6 +263,7 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         (not row["approved"], f"site-agent plan show {study}"),
         (bool(row["due"]), f"site-agent release {study} --wave {next(iter(row['due']), 0)}"),
         (bool(row["burnt"]), f"site-agent waves {study}"),
+        (row.get("sum", False), f"site-agent federate {study}"),
     )
     return row, next((step for asked, step in steps if asked), "")
 

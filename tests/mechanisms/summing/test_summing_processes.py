@@ -62,6 +62,7 @@ def joined(stage: Theatre) -> None:
         stage.agent(site, "plan", "approve", "hearts", "--as", "steward")
         made = stage.agent(site, "release", "hearts", "--wave", "1").json
         assert stage.approve(site, made["release_id"]).json["state"] == "delivered"
+        assert stage.agent(site, "status").json["next"] == ["site-agent federate hearts"]
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(pilot, NAMES))
