@@ -226,7 +226,8 @@ def footer(series: Mapping[str, PooledResult], view: View) -> list[tuple[str, st
             found = found[:1]
         if result.pooled_noise_share >= 0.5:
             share = f"{result.pooled_noise_share:.0f} %"
-            whose = "pooled estimate" if result.k > 1 else "estimate"
+            pooled = "pooled estimate" if result.summed is None else "pooled releases"
+            whose = pooled if result.k > 1 else "estimate"
             found.append((f"Privacy noise: {share} of the variance of the {whose}", True))
         others = [row for row in result.sensitivity if row.test != result.test] if result.method != "FE" else []
         if others:

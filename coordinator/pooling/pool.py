@@ -516,7 +516,7 @@ def _notes(result: PooledResult) -> list[str]:
     heaviest = int(np.argmax(result.weights))
     if result.weights[heaviest] > max(_DOMINANT, 150 / result.k):  # of two sites one always has half
         share = f"{result.weights[heaviest]:.0f} %"
-        notes.append(f"{result.labels[heaviest]} carries {share} of the weight: this is mostly its answer.")
+        notes.append(f"{result.labels[heaviest]} carries {share} of the weight: the pooled estimate is mostly its own.")
     if result.method == "FE":
         return notes
     if result.test == "knha" and result.s2w < 1:

@@ -33,7 +33,7 @@ _UNDECLARED = (
     "The coefficient of {name} is not declared in the plan, so it rests on the whole planned model. Where groups of an "
     "outcome differ in spread, intervals of such coefficients were measured to hold the records' answer less often "
     "than they say, and nothing in a release tells where (docs/zoo.md, Declaring every coefficient). A plan "
-    "whose release.declared names {name}, or that has a secure sum of it, asks the records for it."
+    "whose release.declared names {name} asks the records for it, and so does a secure sum of it once it is opened."
 )
 _DENIED = (
     "The figures of {name} contradict each other under the planned model: its own score and its moment with the "

@@ -97,7 +97,7 @@ def test_a_coefficient_that_is_not_declared_is_named_by_its_column(tables):
     question = parse_estimand("logistic(died) ~ age + stage")
     rows = plan.release.answer(plan, figures["s0"], question, levels={}, **origins(["s0"])["s0"])
     assert [len(row.warnings) for row in rows] == [0, 1, 1]
-    assert "release.declared names stage, or that has a secure sum of it, asks" in rows[1].warnings[0]
+    assert "release.declared names stage asks the records for it" in rows[1].warnings[0]
     assert "stage not declared" in plan.release.doubtful(plan)[0][0]
 
 
