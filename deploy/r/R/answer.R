@@ -276,7 +276,8 @@ glance.tributary_answer <- function(x, ...) {
 #'
 #' @param answer A `tributary_answer`.
 #' @return An object of class `rma`. Cautions are said as messages. A warning says where the answer's interval holds
-#'   variance that all sites share, which no `rma` can hold: then the object's interval is narrower.
+#'   variance that all sites share, which no `rma` can hold: then the object's interval is narrower. Another warning
+#'   says where the answer is a secure sum: the object pools what each site released by itself.
 #' @section Refusals:
 #' `E_INTEGRITY` where metafor pools to another estimate than the one that was sent, by more than one in a million.
 #' @export
@@ -291,6 +292,10 @@ as_rma <- function(answer) {
   if (!close(made$beta[[1]], document$pooled$beta)) {
     refuse("metafor must pool to the number that was sent", given = "another", code = "E_INTEGRITY",
            next_step = "Use the coordinator's own number; see explain(answer).")
+  }
+  if (!is.null(document$summed)) {
+    warning("The answer is a secure sum; this object pools what each site released by itself, which is another number.",
+            call. = FALSE)
   }
   if (!isTRUE(abs(made$se - document$pooled$se) <= 1e-4 * document$pooled$se)) {
     warning("The answer's interval holds variance that all sites share; this object's does not, and is narrower.",

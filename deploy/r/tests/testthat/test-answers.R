@@ -27,6 +27,8 @@ test_that("a secure sum is the answer, and what the sites released stands beside
   expect_true(any(grepl("^releases, random effects", whole)))
   first <- tidy(found)[1, ]
   expect_equal(c(first$conf.low, first$conf.high, first$statistic), c(0.05, 0.15, 5))
+  skip_if_not_installed("metafor")
+  expect_warning(suppressMessages(as_rma(found)), "another number")
 })
 
 test_that("what others wrote reaches a terminal as text", {
