@@ -104,7 +104,7 @@ class Result(Shown):
         total = SummedAnswer.of(document["summed"]) if "summed" in document else None
         found = replace(found, effect=self.document.get("effect", ""), summed=total)
         if total is not None:  # cautions are of what each site released: notes beside a sum, as at the coordinator
-            found = replace(found, doubts=())
+            found = replace(found, notes=total.beside(found.notes, found.doubts), doubts=())
         if not isclose(found.beta, document["pooled"]["beta"], rel_tol=1e-6, abs_tol=1e-9):
             raise IntegrityRefusal(
                 "this computer must pool to the number that was sent",

@@ -291,7 +291,9 @@ def ask(
     totals, unsummed, lacking = _summed(store, held, question, pooling.level)
     for label, answer in totals.items():
         pilots = found[label]  # whose cautions are of what each site released, and notes beside a sum
-        found |= {} if isinstance(pilots, Refusal) else {label: replace(pilots, summed=answer, doubts=())}
+        if not isinstance(pilots, Refusal):
+            notes = answer.beside(pilots.notes, pilots.doubts)
+            found[label] = replace(pilots, summed=answer, notes=notes, doubts=())
     for label, why in lacking.items():  # beside lines of the sum one of the releases says that it is none
         pilots = found[label]
         if label != chosen and not isinstance(pilots, Refusal):

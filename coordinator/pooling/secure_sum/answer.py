@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +71,15 @@ class SummedAnswer:
     @property
     def _half(self) -> float:
         return -float(special.stdtrit(len(self.sites) - 1, (1 - self.level) / 2)) * self.se
+
+    @staticmethod
+    def beside(notes: Sequence[str], cautions: Sequence[str]) -> tuple[str, ...]:
+        """The releases' notes as they stand beside a sum: cautions among them are said to be of the releases.
+
+        >>> SummedAnswer.beside(("With 4 sites τ² is approximate.", "It rests on a model."), ("It rests on a model.",))
+        ('With 4 sites τ² is approximate.', 'Of the releases, not of the sum: It rests on a model.')
+        """
+        return tuple(f"Of the releases, not of the sum: {note}" if note in cautions else note for note in notes)
 
     def per(self, units: float) -> SummedAnswer:
         """The same for so many times the unit.
