@@ -208,6 +208,11 @@ def _summed(
         show_facts(
             out,
             ("in the sum", ", ".join(answer["survivors"])),
+            *(
+                [("not in it", ", ".join(lost))]
+                if (lost := sorted({*answer["sites"]} - {*answer["survivors"]}))
+                else []
+            ),
             ("noise", f"standard deviation {answer['sigma']:.4g} on each number"),
         )
         out.print(f"Opened once, and kept: {answer['opened']}", soft_wrap=True)

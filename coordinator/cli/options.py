@@ -58,7 +58,9 @@ app = application("Collect privatised releases from hospitals, and pool them.")
 plan_app = application("Write, check, price and sign study plans.")
 release_app = application("Look at one release.")
 wave_app = application("The calendar of a study, and who has delivered. Nothing here starts work at a site.")
-federate_app = application("A flow that all sites of a study train together. The sites dial in; no record moves.")
+federate_app = application(
+    "A flow that all sites of a study train together, or their secure sum. The sites dial in; no record moves."
+)
 analyst_app = application("Analysts' tokens: who may ask, in which studies, until when.")
 log_app = application("The append-only log of accepted releases.", bare=True)
 ca_app = application("The certificate authority: how long it lasts, and the next one.", bare=True)

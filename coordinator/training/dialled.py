@@ -115,7 +115,7 @@ def alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise LockedRefusal(
-                "one process must run a training",
+                "one process must run a training or a sum",
                 given="another one that does",
                 next_step="Let it go on, or stop it first: coordinator federate status shows how far it is.",
             ) from None

@@ -26,6 +26,10 @@ __all__ = ["consent", "federate"]
 
 BETWEEN = 60.0
 """Seconds that a consent waits for another process of this site to be between two of its looks."""
+_STAYS = (
+    "Waiting up to {:g} minutes for each step that the coordinator asks. Keep this running until the sum is opened: "
+    "once this site's keys are given, its secrets are in this process alone."
+)
 _NOT_ASKED = (
     "The coordinator asked this site for nothing: the sum has not begun, or it went on without this site. The study "
     "lead sees which (coordinator federate status)."
@@ -124,6 +128,8 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
                 console(stderr=True).print(line, soft_wrap=True)
 
     desk.require_running()
+    if wait and not (quiet or dry_run):
+        console(stderr=True).print(_STAYS.format(wait))
     if not dry_run:
         member_of(desk.ledger, desk.config.site, plan)
         with desk.egress() as egress:
