@@ -276,6 +276,8 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> l
         differing: the coordinator's account differs from this site's.
         over: the certificate has expired.
     """
+    from site_agent.ledger.files import RESTORED
+
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
     for h in desk.outbox.list():
@@ -284,6 +286,8 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> l
             steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
     if differing:
         steps.insert(0, "site-agent resend")
+    if (desk.home / RESTORED).exists():
+        steps.insert(0, "site-agent ledger recover")
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
     return ["site-agent renew --late --out FILE", *steps] if over else steps

@@ -89,7 +89,8 @@ def test_a_site_lost_and_put_back_spends_nothing_before_it_has_counted_what_it_f
     put_back(theatre, north, archives[0])
     assert len(theatre.entries(north)) < len(entries)
     assert spent(theatre, north) < before, "what it remembers"
-    # Nothing is charged or drawn, by hand or by the agent, and `doctor` says what to do.
+    # Nothing is charged or drawn, by hand or by the agent, and `status` and `doctor` say what to do.
+    assert theatre.agent(north, "status").json["next"] == ["site-agent ledger recover"]
     said = drawn(theatre, north, 4, expect=None)
     assert (said.refused, said.json["refused"]["next_step"].split(":")[0]) == (
         "E_LEDGER",
