@@ -340,8 +340,10 @@ def leave(desk: Desk, study: Study, name: As, note: Reason = "", dry_run: Dry = 
     from site_agent.decide.airlock import taking_back
     from site_agent.decide.airlock.signing import Approver
 
+    before = {hold.release_id for hold in desk.ledger.holds(study) if hold.withdrawal and hold.withdrawal.settled}
     deleted = taking_back.leave(desk, study, by=Approver.at(desk, name), note=note, dry_run=dry_run)
-    buried = [hold.release_id for hold in desk.ledger.holds(study) if hold.state == "withdrawn"]
+    gone = [hold.release_id for hold in desk.ledger.holds(study) if hold.state == "withdrawn"]
+    buried = [release_id for release_id in gone if release_id not in before]
     head = desk.ledger.entries()[-1]
     answer = {
         "study": study,

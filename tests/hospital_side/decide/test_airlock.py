@@ -417,6 +417,7 @@ def test_nothing_is_deleted_before_the_coordinator_has_buried_what_it_has(ready)
     said = ready("leave", "mini", "--as", "dr-lind")
     assert "1 release buried" in said
     assert "coordinator ungrant north --study mini" in said
+    assert "0 files deleted, 0 releases buried" in ready("leave", "mini", "--as", "dr-lind")
     assert not [path for path in (ready.home / "sealed").rglob("bundle.zip")]
 
 
