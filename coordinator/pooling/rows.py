@@ -195,7 +195,7 @@ def nothing_left(excluded: tuple[Excluded, ...]) -> EstimateRefusal:
     return EstimateRefusal(
         "at least one site must have a usable estimate",
         given=listed,
-        next_step="Ask for a simpler model, or wait for more releases.",
+        next_step="By each site's reason: ask another question, or wait for more releases.",
     )
 
 
