@@ -12,7 +12,9 @@ bootstrap runs the whole release and fit again on synthetic tables.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -24,19 +26,21 @@ from scipy import special
 
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
-from shared.estimands.answer import Estimate
+from shared.estimands.answer import Estimate, Origin, estimate_drawn
 from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
-from shared.estimands.questions import Scale
+from shared.estimands.questions import Estimand, Scale
 from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import folded
+from shared.mechanisms.moments.histograms import Tail
+from shared.mechanisms.moments.margins import Margin
 from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.encoding import Encoder, scaled
 
-__all__ = ["FEW_EVENTS", "Cohort", "drawn", "fit"]
+__all__ = ["FEW_EVENTS", "Cohort", "answer_from_rows", "drawn", "fit"]
 
 Array = NDArray[np.float64]
 
@@ -193,6 +197,16 @@ class Cohort:
         effects[0, 1 + column] = effect / (self.model.outcome.unit / self.model.lens.scale)[column]
         return replace(self, theta=replace(self.theta, effects=effects))
 
+    def unmoved(self, columns: Sequence[int]) -> Cohort:
+        """This cohort with some covariates as their histograms alone have them, not moved by their sums."""
+        shift, stretch = self.theta.shift.copy(), self.theta.stretch.copy()
+        shift[list(columns)] = stretch[list(columns)] = 0.0
+        return replace(self, theta=replace(self.theta, shift=shift, stretch=stretch))
+
+    def with_margin(self, column: int, margin: Margin) -> Cohort:
+        """This cohort with another distribution of one covariate."""
+        return replace(self, model=self.model.with_margin(column, margin))
+
     def redrawn(self, rng: np.random.Generator) -> Cohort:
         """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
         moved = self.theta.flat + self.wobble @ rng.standard_normal(self.wobble.shape[1])
@@ -292,3 +306,66 @@ class Cohort:
     def _with_person(self, table: pd.DataFrame) -> pd.DataFrame:
         person = self.design.dictionary.person
         return table if person is None else table.assign(**{person: [str(k) for k in range(len(table))]})
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+def answer_from_rows(
+    pairs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
+    steps: Sequence[tuple[Tail, Sequence[pd.DataFrame]]],
+    persons: int,
+    question: Estimand,
+    levels: Mapping[str, Any],
+    origin: Origin,
+    warnings: tuple[str, ...],
+) -> list[Estimate]:
+    """An answer of synthetic rows, term by term, by the rule of `shared.mechanisms.moments.plan`.
+
+    Args:
+        pairs: tables that share their uniforms: as released, and with the noise drawn again.
+        steps: each tail that noise hides, and tables after one step of it, by the uniforms of the first pairs.
+        persons: at the site. question: what is asked.
+        levels: of the columns that have some. origin: of the estimates. warnings: that each of them carries.
+    """
+
+    def rows_of(table: pd.DataFrame) -> dict[str, Estimate]:
+        return {row.term: row for row in estimate_drawn(table, question, levels=levels, **origin)}
+
+    found = [tuple(map(rows_of, pair)) for pair in pairs]
+    moved_by = [[rows_of(table) for table in tables] for _, tables in steps]
+    out = []
+    for term, first in found[0][0].items():
+        drawn = [(one.get(term), other.get(term)) for one, other in found]
+        both = [(a, b) for a, b in drawn if a is not None and b is not None and a.yi is not None and b.yi is not None]
+        after = [one.get(term) for several in moved_by for one in several]
+        if len(both) < len(found) or any(one is None or one.yi is None for one in after):
+            rows = [row for row in (*itertools.chain(*drawn), *after) if row is not None]
+            lost = next((row.reason for row in rows if row.reason), "no such term")
+            lacking = len(found) - len(both) + sum(one is None or one.yi is None for one in after)
+            reason = (
+                f"{lacking} of {len(found) + len(after)} synthetic tables do not support it: {lost}"
+                if steps
+                else (f"{lacking} of {len(found)} pairs of synthetic tables do not support it: {lost}")
+            )
+            out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
+            continue
+        values = np.array([(a.yi, b.yi) for a, b in both], dtype=float)
+        own = float(np.mean([a.vi_sampling for a, _ in both]))
+        m = len(both)
+        moved = float(np.square(values[:, 1] - values[:, 0]).sum()) / (m - 2)
+        between = float(values[:, 0].var(ddof=1)) / m
+        at = [np.mean([one[term].yi for one in several]) for several in moved_by]
+        step = np.array([end - values[: len(several), 0].mean() for end, several in zip(at, moved_by, strict=True)])
+        out.append(
+            replace(
+                first,
+                yi=float(values[:, 0].mean() + step @ [tail.seen for tail, _ in steps]),
+                vi_sampling=own * len(pairs[0][0]) / persons,
+                vi_privacy=moved + between + float(step @ step),
+                vi_common=float(np.sum(np.square(step * [tail.inside for tail, _ in steps]))),
+                vi_naive=own,
+                n=persons,
+                how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
+                warnings=warnings,
+            )
+        )
+    return out

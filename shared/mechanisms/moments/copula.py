@@ -23,6 +23,7 @@ place.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,12 @@ class CopulaModel:
         self.coarse = self.latents[:_COARSE]
         self.binary = np.array([column.kind == "binary" for column in design.covariates])
         self.spans = [c.span if c.kind in NUMERIC else (0.0, len(c.levels) - 1.0) for c in design.covariates]
+
+    def with_margin(self, j: int, margin: Margin) -> CopulaModel:
+        """This model with another distribution of covariate j, behind the same lens."""
+        other = copy.copy(self)
+        other.margins = (*self.margins[:j], margin, *self.margins[j + 1 :])
+        return other
 
     # -- covariates ------------------------------------------------------------------------------------------
     def margin(self, j: int, shift: float, stretch: float) -> Margin:

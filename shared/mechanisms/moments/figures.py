@@ -18,7 +18,17 @@ from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
-__all__ = ["BLOCKS", "cautions_of", "names_of", "of_one_overlap", "plain", "planned_terms", "terms_of"]
+__all__ = [
+    "BANDS",
+    "BLOCKS",
+    "TAILED",
+    "cautions_of",
+    "names_of",
+    "of_one_overlap",
+    "plain",
+    "planned_terms",
+    "terms_of",
+]
 
 BLOCKS = ("histogram", "moment", "product", "score")
 _MODELS = {"survival": "cox", "binary": "logistic", "count": "poisson", "linear": "ols"}
@@ -57,6 +67,12 @@ _OVERLAPPING = (
     "more where outcomes are common; its interval holds that factor in both directions. Plan noisy tables, or {name} "
     "with fewer levels or with another level first, and see whether the answer stays."
 )
+TAILED = (
+    "{name} is skewed, or has more persons far out than a smooth margin, and noise hides how many. The answer counts "
+    "as many of them as the noisy histogram shows; its interval has that noise, and is wide for it. A larger ε, or "
+    "{name} in bands or as its logarithm, tells more."
+)
+BANDS = "Ask another column, or plan it in bands, as its logarithm or within narrower bounds, or a larger ε."
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
 out. Worlds that settings are chosen by are far above it, or have next to none."""

@@ -9,23 +9,27 @@ or the double of the column's, and with it an outcome's unit. What all sites say
 T what the shares differ by, in a cell on average, beyond their errors (DerSimonian and Laird's, as `together.shrunk`
 has it). Where sites differ, each keeps its own, and a large one draws no other to it.
 It is post-processing of released figures. Source: C. N. Morris (1983), J. Am. Stat. Assoc. 78, 47.
+
+A smooth margin says nothing of the few persons in far cells whom the noise drowns, and of a column with a long tail
+these few make much of a mean. What the noise may hide there is `Tail`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from shared.mechanisms.moments.margins import fitted_margin
+from shared.mechanisms.moments.margins import Margin, fitted_margin, smooth_margin, smooth_share
 from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
-from shared.plans.dictionary import NUMERIC
+from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["coarse", "drawn_together", "normal_beyond"]
+__all__ = ["Tail", "coarse", "drawn_together", "hidden_tail", "normal_beyond"]
 
 Array = NDArray[np.float64]
 
@@ -33,6 +37,16 @@ COARSE = 0.7
 """A cell of several values with more than this share of the persons hides how they are spread."""
 _DROWNED = 2.0
 """Persons, in standard errors of the noise of a whole histogram, below which noise alone may look like a tail."""
+
+_SKEWED = 0.005
+"""Share of a normal law with a column's mean and spread beyond its bounds from which the column has a tail."""
+_HIDDEN = 3.0
+"""Persons in a far cell, in standard deviations of its noise, below which the smooth margin alone says how many."""
+_STANDS = 3.0
+"""Standard deviations by which all far cells together must have more persons than the smooth margin, to have a tail."""
+_DROWNS = 0.125
+"""Share of a column's range by which one standard deviation of the noise may move its mean: twice that to either side
+is half the range, and a mean anywhere in it is no answer."""
 
 
 def drawn_together(counts: Array, persons: Sequence[int], sigmas: Sequence[float]) -> tuple[Array, Array]:
@@ -97,3 +111,72 @@ def normal_beyond(releases: Sequence[MomentsRelease], design: Design) -> float:
     margin = fitted_margin(counts, persons, noise, design.outcome_edges, column, shape)
     ends = (np.array(column.span) - margin.mean) / max(margin.sd, 1e-12)
     return float(special.ndtr(ends[0]) + special.ndtr(-ends[1]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tail:
+    """What noise hides in the far cells of a column's histogram.
+
+    Args:
+        share: (bins,) of the persons, as the smooth margin has them.
+        more: (bins,) further persons, as a share of all, in the direction in which the noise moves the column's mean
+            most, and by as much as one standard deviation of it does.
+        seen: how many times `more` the noisy histogram shows: with a standard error of 1, and without bias.
+        edges: (bins + 1,) of the histogram.
+        column: whose histogram it is.
+    """
+
+    share: Array
+    more: Array
+    seen: float
+    edges: Array
+    column: Column
+
+    @property
+    def _step(self) -> float:
+        """By how much `more` moves the column's mean."""
+        middles = (self.edges[1:] + self.edges[:-1]) / 2
+        return abs(float(self.more @ middles - self.more.sum() * (self.share @ middles)))
+
+    @property
+    def inside(self) -> float:
+        """How many steps a mean may be off because nobody knows where in a cell its persons are.
+
+        If those of the fullest cell may all be anywhere in it, evenly, and those of the others make up for each other.
+        """
+        return float(self.share.max() * (self.edges[1] - self.edges[0]) / math.sqrt(12) / self._step)
+
+    @property
+    def drowned(self) -> bool:
+        """True if one standard deviation of the noise moves the column's mean too far for an answer to be one."""
+        low, high = self.column.span
+        return self._step > _DROWNS * (high - low)
+
+    def margin(self) -> Margin:
+        """The column's distribution with `more`."""
+        share = np.maximum(self.share + self.more, 0.0)
+        return smooth_margin(share / share.sum(), self.edges, self.column)
+
+
+def hidden_tail(release: MomentsRelease, design: Design, j: int) -> Tail | None:
+    """Of covariate j; None where it has levels, or is neither skewed nor has more persons far out than noise makes."""
+    column, edges, n = design.covariates[j], design.edges[j], release.n
+    if column.kind not in NUMERIC:
+        return None
+    sigma, counts = sigma_of(design.spec, 0), release.histograms[j].astype(float)
+    share = smooth_share(counts, n, sigma, edges, design.spec.margins)
+    margin, (low, high) = smooth_margin(share, edges, column), column.span
+    room = {1.0: high - margin.mean, -1.0: margin.mean - low}
+    skewed = special.ndtr(-min(room.values()) / max(margin.sd, 1e-12)) > _SKEWED
+    longer = max(room, key=room.__getitem__)
+    hidden, away = n * share < _HIDDEN * sigma, (edges[1:] + edges[:-1]) / 2 - margin.mean
+    for side in (longer, -longer):
+        far = hidden & (side * away > 0)
+        stands = float((counts - n * share)[far].sum()) > _STANDS * sigma * math.sqrt(far.sum())
+        if far.any() and (stands or (skewed and side == longer)):
+            # Where noise alone lies on the other side, persons cannot be fewer.
+            along = np.where(far | ~hidden, side * away, 0.0)
+            along /= np.linalg.norm(along)
+            seen = float(along @ (counts - n * share)) / sigma
+            return Tail(share=share, more=along * (sigma / n), seen=seen, edges=edges, column=column)
+    return None

@@ -29,7 +29,17 @@ from scipy import special
 
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["Margin", "MarginShape", "bin_edges", "fitted_margin", "product_moments", "project", "shrunken"]
+__all__ = [
+    "Margin",
+    "MarginShape",
+    "bin_edges",
+    "fitted_margin",
+    "product_moments",
+    "project",
+    "shrunken",
+    "smooth_margin",
+    "smooth_share",
+]
 
 Array = NDArray[np.float64]
 MarginShape = Literal["cells", "lognormal"]
@@ -201,7 +211,11 @@ def fitted_margin(
         floor = min(0.5 / len(counts), max(1.0, 0.25 * sigma) / n)
         share = np.maximum(project(counts, n) / n, floor)
         return _levels(share / share.sum(), np.arange(len(counts), dtype=float))
-    share = _smooth_share(counts, n, sigma, edges, shape)
+    return smooth_margin(smooth_share(counts, n, sigma, edges, shape), edges, column)
+
+
+def smooth_margin(share: Array, edges: Array, column: Column) -> Margin:
+    """The distribution of a numeric column with these shares (bins,) between `edges` (bins + 1,)."""
     cumulative = np.maximum.accumulate(np.clip(np.r_[0.0, np.cumsum(share)], 0, 1))
     grid = np.linspace(edges[0], edges[-1], 769)
     from scipy.interpolate import PchipInterpolator
@@ -225,7 +239,11 @@ def _log_normal(edges: Array, middle: float, spread: float, skew: float, shape: 
     return np.asarray(share / share.sum())
 
 
-def _smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: MarginShape) -> Array:
+def smooth_share(counts: Array, n: int, sigma: float, edges: Array, shape: MarginShape) -> Array:
+    """(bins,) shares of the persons that a numeric column's noisy histogram shows.
+
+    Args: as of `fitted_margin`.
+    """
     low, width = edges[0], edges[-1] - edges[0]
     unit, middles = (edges - low) / width, ((edges[1:] + edges[:-1]) / 2 - low) / width
     # A start: where three neighbours together stand out of the noise.

@@ -14,6 +14,11 @@ pairs of tables that share their uniforms,
 
 with b the variance between the f(θ̂, U_k): what sampling patients makes uncertain, the noise of the release (m − 2 for
 m, because m squares tell it), and the draw of the rows.
+
+A smooth margin has next to nobody in far cells that noise drowns, and of a skewed column these make much of a mean.
+Where a question reads such a column, the answer moves by s (f(θ', U) − f(θ̂, U)) and its variance grows by the square
+of that difference: θ' has one standard deviation of the noise more persons there, s of which the histogram shows
+(`shared.mechanisms.moments.histograms.Tail`), without bias and with a standard error of 1.
 """
 
 from __future__ import annotations
@@ -28,14 +33,22 @@ import numpy as np
 import pandas as pd
 
 from shared.errors import EstimateRefusal, SchemaRefusal
-from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn
+from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.base import Facts, MechanismPlan, balanced, must
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
-from shared.mechanisms.moments.cohort import Cohort, fit
+from shared.mechanisms.moments.cohort import Cohort, answer_from_rows, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
-from shared.mechanisms.moments.figures import BLOCKS, cautions_of, names_of, of_one_overlap, planned_terms
-from shared.mechanisms.moments.histograms import coarse, normal_beyond
+from shared.mechanisms.moments.figures import (
+    BANDS,
+    BLOCKS,
+    TAILED,
+    cautions_of,
+    names_of,
+    of_one_overlap,
+    planned_terms,
+)
+from shared.mechanisms.moments.histograms import Tail, coarse, hidden_tail, normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_of, places
@@ -50,8 +63,8 @@ __all__ = ["COLUMNS", "MomentsPlan"]
 
 COLUMNS = ("block", "figure", "value")
 """Of the released table: the block, the figure in words, its noisy value in whole steps of the block's grid."""
-DRAWS = 8
-"""Pairs of synthetic tables behind an answer that is not a planned coefficient."""
+DRAWS, TAIL_DRAWS = 8, 2
+"""Pairs of synthetic tables behind an answer that is not a planned coefficient; tables with a covariate's tail."""
 MOST_ROWS = 10_000
 """Of one synthetic table; the rule is for any ratio of rows to persons."""
 BOOTSTRAP = 40
@@ -360,8 +373,23 @@ class MomentsPlan(LabelledFigures):
             how = _BOOTSTRAPPED if any(cohort.bootstrapped for cohort in alone) else _ALONE
             return _coefficients([effects_of(cohort) for cohort in alone], design, question, how, origin)
         self.require_shapes(question)
-        persons = sum(n for _, n in tables)
-        return _from_rows(_pairs(releases, design), persons, question, levels, origin)
+        persons, names = sum(n for _, n in tables), design.spec.covariates
+        tails = {
+            (j, at): tail
+            for at, one in enumerate(_tails(releases, design))
+            for j, tail in one.items()
+            if names[j] in question.columns
+        }
+        if drowned := sorted({names[j] for (j, _), tail in tails.items() if tail.drowned}):
+            raise EstimateRefusal(
+                "noise must leave of a skewed column what its mean is made of",
+                given=f"far values of {', '.join(drowned)} that noise hides",
+                next_step=BANDS,
+            )
+        unmoved = tuple(sorted({j for j, _ in tails}))
+        steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
+        warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved))
+        return answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
 
     def together(
         self,
@@ -513,64 +541,50 @@ def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share:
 
 
 @lru_cache(maxsize=16)
-def _pairs(releases: tuple[bytes, ...], design: Design) -> tuple[tuple[pd.DataFrame, pd.DataFrame], ...]:
-    """Pairs of synthetic tables that share their uniforms: as released, and with the noise drawn again."""
+def _tails(releases: tuple[bytes, ...], design: Design) -> tuple[dict[int, Tail], ...]:
+    """Of each release: covariate, by its place, to what noise hides of its tail."""
+    given = [read(data, design) for data in releases]
+    found = [[hidden_tail(release, design, j) for j in range(design.p)] for release in given]
+    return tuple({j: tail for j, tail in enumerate(one) if tail is not None} for one in found)
+
+
+@lru_cache(maxsize=16)
+def _pairs(
+    releases: tuple[bytes, ...], design: Design, unmoved: tuple[int, ...] = ()
+) -> tuple[tuple[pd.DataFrame, pd.DataFrame], ...]:
+    """Pairs of synthetic tables that share their uniforms: as released, and with the noise drawn again.
+
+    Args:
+        unmoved: covariates, by their places, that are as their histograms have them.
+    """
     seed = _seed(b"".join(releases))
     found = [_fitted(data, design, True) for data in releases]
-    share = min(1.0, MOST_ROWS / sum(cohort.n for cohort in found))
     pairs = []
     for k in range(DRAWS):
         generator = np.random.default_rng([seed, k])
-        pair = [
-            _rows(them, [np.random.default_rng([seed, k, i]) for i in range(len(them))], share, calibrated=False)
-            for them in (found, [cohort.redrawn(generator) for cohort in found])
-        ]
-        pairs.append((pair[0], pair[1]))
+        both = (found, [cohort.redrawn(generator) for cohort in found])
+        first, second = (_alike([cohort.unmoved(unmoved) for cohort in one], seed, k) for one in both)
+        pairs.append((first, second))
     return tuple(pairs)
+
+
+@lru_cache(maxsize=16)
+def _with_tail(
+    releases: tuple[bytes, ...], design: Design, unmoved: tuple[int, ...], column: int, at: int
+) -> tuple[pd.DataFrame, ...]:
+    """The first tables of the first pairs, with what noise may hide of a covariate's tail in one of the releases."""
+    seed, tail = _seed(b"".join(releases)), _tails(releases, design)[at][column]
+    found = [_fitted(data, design, True).unmoved(unmoved) for data in releases]
+    found[at] = found[at].with_margin(column, tail.margin())
+    return tuple(_alike(found, seed, k) for k in range(TAIL_DRAWS))
+
+
+def _alike(cohorts: Sequence[Cohort], seed: int, draw: int) -> pd.DataFrame:
+    """Rows of cohorts by the uniforms of one draw."""
+    share = min(1.0, MOST_ROWS / sum(cohort.n for cohort in cohorts))
+    rngs = [np.random.default_rng([seed, draw, i]) for i in range(len(cohorts))]
+    return _rows(cohorts, rngs, share, calibrated=False)
 
 
 def _seed(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
-
-
-def _from_rows(
-    pairs: Sequence[tuple[pd.DataFrame, pd.DataFrame]],
-    persons: int,
-    question: Estimand,
-    levels: Mapping[str, Any],
-    origin: Origin,
-) -> list[Estimate]:
-    """The rule of the module's text, term by term."""
-    found = [
-        tuple({row.term: row for row in estimate_drawn(table, question, levels=levels, **origin)} for table in pair)
-        for pair in pairs
-    ]
-    out = []
-    for term, first in found[0][0].items():
-        drawn = [(one.get(term), other.get(term)) for one, other in found]
-        both = [(a, b) for a, b in drawn if a is not None and b is not None and a.yi is not None and b.yi is not None]
-        if len(both) < len(found):
-            lost = next(
-                (row.reason for pair in drawn for row in pair if row is not None and row.reason), "no such term"
-            )
-            reason = f"{len(found) - len(both)} of {len(found)} pairs of synthetic tables do not support it: {lost}"
-            out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
-            continue
-        values = np.array([(a.yi, b.yi) for a, b in both], dtype=float)
-        own = float(np.mean([a.vi_sampling for a, _ in both]))
-        m = len(both)
-        moved = float(np.square(values[:, 1] - values[:, 0]).sum()) / (m - 2)
-        between = float(values[:, 0].var(ddof=1)) / m
-        out.append(
-            replace(
-                first,
-                yi=float(values[:, 0].mean()),
-                vi_sampling=own * len(pairs[0][0]) / persons,
-                vi_privacy=moved + between,
-                vi_naive=own,
-                n=persons,
-                how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
-                warnings=(_MODEL,),
-            )
-        )
-    return out

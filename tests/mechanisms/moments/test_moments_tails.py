@@ -1,0 +1,122 @@
+"""Means of skewed covariates: what noise hides in far cells is counted as the histogram shows it, with its error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from stage.mechanisms.moments_factors import plan_of
+
+from coordinator.pooling.pool import pool_estimates
+from shared.base.randomness import seeded_rng
+from shared.errors import EstimateRefusal
+from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.moments.histograms import Tail, hidden_tail
+from shared.mechanisms.moments.noise import read
+from shared.mechanisms.moments.spec import sigma_of
+from shared.plans.dictionary import Column
+
+AGE = Column(name="age", kind="continuous", lower=20, upper=100, decimals=1)
+CRP = Column(name="crp", kind="continuous", lower=0, upper=300, decimals=1)
+SEX = Column(name="sex", kind="binary")
+DIED = Column(name="died", kind="binary")
+ORIGIN = {"study": "trial", "site": "north", "wave": 1}
+
+
+def study(epsilon: float):
+    names = ("age", "crp", "sex")
+    return plan_of((AGE, CRP, SEX, DIED), names, declared=list(names), epsilon=epsilon)
+
+
+def records(seed: int, n: int) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    crp = np.clip(np.exp(rng.normal(math.log(8), 1.5, n)), 0, 300).round(1)
+    age = np.clip(rng.normal(60, 10, n), 20, 100).round(1)
+    return pd.DataFrame({"age": age, "crp": crp, "sex": rng.integers(0, 2, n), "died": rng.integers(0, 2, n)})
+
+
+def released(plan, seed: int, n: int):
+    """A release, as it is read, and its records."""
+    checked = plan.dictionary.check(records(seed, n))
+    figures, design = plan.release.draw(plan, checked, seeded_rng(seed)), plan.release.design(plan)
+    return figures, read(plan.release.release(plan, figures, n).to_bytes(), design), checked
+
+
+def test_pooled_means_of_a_skewed_covariate_hold_those_of_the_records():
+    """A smooth margin alone has next to nobody far out: at every site too few, so that a pool is the surer of it."""
+    plan, question = study(3.0), parse_estimand("mean(crp)")
+    ours, theirs = [], []
+    for seed in range(12):
+        figures, _, checked = released(plan, seed, 4000)
+        ours += plan.release.answer(plan, [(figures, 4000)], question, levels={}, **ORIGIN | {"site": f"h{seed}"})
+        theirs += estimate(checked, question, **ORIGIN | {"site": f"h{seed}"})
+    apart = [(a.yi - b.yi) / math.sqrt(a.vi_privacy) for a, b in zip(ours, theirs, strict=True)]
+    assert np.abs(apart).max() < 3.5
+    assert abs(np.mean(apart)) < 1
+    pooled, real = pool_estimates(ours), pool_estimates(theirs)
+    assert pooled.ci_lb < real.beta < pooled.ci_ub
+    assert pooled.ci_ub - pooled.ci_lb < real.beta / 2
+    assert all("crp is skewed" in row.warnings[1] and row.vi_common > 0 for row in ours)
+
+
+def test_what_a_histogram_shows_of_a_tail_is_without_bias_and_has_the_noise_s_own_error():
+    plan = study(3.0)
+    design = plan.release.design(plan)
+    _, first, checked = released(plan, 1, 2000)
+    tail = hidden_tail(first, design, 1)
+    assert isinstance(tail, Tail)
+    sigma, rng = sigma_of(design.spec, 0), np.random.default_rng(7)
+    exact = np.histogram(checked["crp"].astype(float), tail.edges)[0]
+    along = tail.more / np.linalg.norm(tail.more)
+    assert np.linalg.norm(tail.more) * 2000 == pytest.approx(sigma)
+    wrong = []
+    for _ in range(300):
+        noisy = np.rint(exact + rng.normal(0, sigma, len(exact))).astype(np.int64)
+        other = hidden_tail(replace(first, histograms=(first.histograms[0], noisy, *first.histograms[2:])), design, 1)
+        assert other is not None
+        # What the smooth margin and the steps beside it make of the column's mean, and what its cells say.
+        middles = (other.edges[1:] + other.edges[:-1]) / 2
+        mean = other.share @ middles + other.seen * (other.more @ middles - other.more.sum() * (other.share @ middles))
+        wrong.append((mean - exact @ middles / 2000) / abs(other.more @ middles))
+    assert abs(np.mean(wrong)) < 0.35
+    assert 0.7 < np.std(wrong) < 1.2
+    assert along @ (exact / 2000 - tail.share) > 0
+
+
+def test_a_column_with_levels_or_without_a_tail_is_answered_as_before():
+    plan = study(3.0)
+    design = plan.release.design(plan)
+    figures, release, _ = released(plan, 3, 2000)
+    assert hidden_tail(release, design, 0) is None
+    assert hidden_tail(release, design, 2) is None
+    for question in ("mean(age)", "proportion(sex)"):
+        levels = {"sex": SEX.levels}
+        (row,) = plan.release.answer(plan, [(figures, 2000)], parse_estimand(question), levels=levels, **ORIGIN)
+        assert len(row.warnings) == 1
+        assert row.vi_common == 0
+
+
+def test_persons_far_out_of_a_column_that_is_not_skewed_are_seen_where_they_stand_out_of_the_noise():
+    plan = study(100.0)
+    rng, n = np.random.default_rng(5), 4000
+    odd = records(5, n).assign(crp=np.where(rng.random(n) < 0.03, rng.uniform(100, 300, n), rng.normal(120, 8, n)))
+    odd["crp"] = odd["crp"].clip(0, 300).round(1)
+    checked = plan.dictionary.check(odd)
+    figures = plan.release.draw(plan, checked, seeded_rng(5))
+    (row,) = plan.release.answer(plan, [(figures, n)], parse_estimand("mean(crp)"), levels={}, **ORIGIN)
+    assert abs(row.yi - checked["crp"].astype(float).mean()) < 3 * math.sqrt(row.vi_privacy + row.vi_common)
+
+
+def test_a_mean_is_refused_where_noise_hides_all_that_it_is_made_of():
+    plan = study(1.0)
+    figures, release, _ = released(plan, 2, 200)
+    tail = hidden_tail(release, plan.release.design(plan), 1)
+    assert tail is not None
+    assert tail.drowned
+    with pytest.raises(EstimateRefusal, match="crp that noise hides"):
+        plan.release.answer(plan, [(figures, 200)], parse_estimand("mean(crp)"), levels={}, **ORIGIN)
+    (row,) = plan.release.answer(plan, [(figures, 200)], parse_estimand("mean(age)"), levels={}, **ORIGIN)
+    assert row.yi is not None
