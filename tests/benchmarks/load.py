@@ -9,9 +9,11 @@ fifty seconds says, as hospitals do that have a minute to deliver in. Where seve
 when a third of the bundles is acknowledged; its sites go on with the others. After each case every acknowledgement is
 held against the store: its place in the log, its bundle's digest, the log as a whole. Sites are threads of one process,
 which share the machine with the coordinator and the database; the database does not flush (``fsync=off``), SQLite does.
-With ``--cut`` every site delivers all its waves, one process on SQLite and on PostgreSQL, through a relay that breaks
-that share of the connections in the middle of a bundle; the server's memory is looked at each second, and the slope is
-of a line through the second half of what was acknowledged.
+With ``--cut`` every site delivers all its waves, to one process on SQLite and on PostgreSQL and to four on PostgreSQL,
+through relays that break that share of the connections in the middle of a bundle; each server's memory is looked at
+every second, and the slope is of a line through the second half of what was acknowledged. Of four, most and slope are
+those of the process that has the most of each. CPU of the coordinator is of its processes and those below them; that of
+the sites and of the relays is of the one process that all of them are.
 `busy` is the machine's load average when a case began: above the number of cores, others were at work, and the times
 are theirs too.
 """
@@ -36,7 +38,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.benchmarks.front import study
-from tests.benchmarks.processes import resident, watched
+from tests.benchmarks.processes import resident, spent, watched
 from tests.benchmarks.record import sized
 
 ROWS = 9_000  # a bundle of about 100 kB
@@ -134,7 +136,7 @@ class Cutter:
         return piece.data
 
 
-def waves_through_cuts(folder, url, sites, waves, cut):
+def waves_through_cuts(folder, url, processes, sites, waves, cut):
     """All waves of all sites, one after the other at each, through a line that breaks."""
     from faults.proxy import through
     from stage.both_sides.service import Hub
@@ -145,22 +147,27 @@ def waves_through_cuts(folder, url, sites, waves, cut):
     delivery, busy = Delivery(hub, names, waves), os.getloadavg()[0]
     size = np.mean([sealed.path.stat().st_size for sealed in delivery.sealed.values()])
     cutter = Cutter(cut, size)
-    with Processes(hub, 1) as running:
-        (process, port), *_ = running
-        with contextlib.ExitStack() as closing:
-            # One address may hold 128 connections: hospitals have addresses of their own.
-            relays = [
-                closing.enter_context(through(port, cutter, seed=k, source=f"127.0.0.{k}"))
-                for k in range(2, 3 + sites // BEHIND)
-            ]
-            seen = closing.enter_context(watched(lambda: (len(delivery.heard), resident(process))))
-            took = delivery.run([relay.port for relay in relays], lambda count: None, 0.0)
-            time.sleep(2.0)
+    with Processes(hub, processes) as running, contextlib.ExitStack() as closing:
+        # One address may hold 128 connections: hospitals have addresses of their own.
+        relays = [
+            closing.enter_context(through(port, cutter, seed=k, source=f"127.0.0.{k}"))
+            for k in range(2, 3 + sites // BEHIND)
+            for _, port in running
+        ]
+        seen = closing.enter_context(
+            watched(lambda: (len(delivery.heard), *(resident(process) for process, _ in running)))
+        )
+        before, own = sum(spent(process) for process, _ in running), time.process_time()
+        took = delivery.run([relay.port for relay in relays], lambda count: None, 0.0)
+        own = time.process_time() - own
+        serving = sum(spent(process) for process, _ in running) - before
+        time.sleep(2.0)
     right, stored = delivery.stored()
     hub.store.close()
     later = np.array([one for one in seen if one[0] >= len(delivery.sealed) / 2], dtype=float)
-    slope = np.polyfit(later[:, 0], later[:, 1], 1)[0] if len({*later[:, 0]}) > 1 else 0.0
+    slopes = np.polyfit(later[:, 0], later[:, 1:], 1)[0] if len({*later[:, 0]}) > 1 else [0.0]
     return {
+        "processes": processes,
         "sent": len(delivery.sealed),
         "acknowledged": len(delivery.heard),
         "acknowledged_and_stored": int(right),
@@ -170,10 +177,12 @@ def waves_through_cuts(folder, url, sites, waves, cut):
         "bundle_kb": float(size / 1000),
         "seconds": took,
         "bundles_per_s": len(delivery.heard) / took,
+        "serving_cpu_ms_per_bundle": 1000 * serving / len(delivery.heard),
+        "sending_cpu_ms_per_bundle": 1000 * own / len(delivery.heard),
         "p99_s": float(np.quantile(delivery.seconds, 0.99)),
-        "first_mb": seen[0][1] if seen else 0.0,
-        "most_mb": max((size for _, size in seen), default=0.0),
-        "second_half_mb_per_100_bundles": float(100 * slope),
+        "first_mb": max(seen[0][1:]) if seen else 0.0,
+        "most_mb": max((max(sizes) for _, *sizes in seen), default=0.0),
+        "second_half_mb_per_100_bundles": float(100 * max(slopes)),
         "busy": busy,
     }
 
@@ -231,8 +240,12 @@ def main() -> None:
         sites, waves = sized((given.sites, given.waves), (3, 2))
         with tempfile.TemporaryDirectory() as place, database_server("load") as server:
             results = {
-                name: waves_through_cuts(Path(place) / name, url, sites, waves, given.cut)
-                for name, url in (("sqlite", ""), ("postgresql", server.database("waves")))
+                name: waves_through_cuts(Path(place) / name, url, processes, sites, waves, given.cut)
+                for name, url, processes in (
+                    ("sqlite", "", 1),
+                    ("postgresql", server.database("waves"), 1),
+                    ("postgresql_4", server.database("waves_4"), 4),
+                )
             }
         for name, found in results.items():
             sys.stdout.write(f"{name}: {found}\n")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["below", "held", "peaks", "reset_peak", "resident", "watched"]
+__all__ = ["below", "held", "peaks", "reset_peak", "resident", "spent", "watched"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,16 @@ def held(pid: int) -> tuple[float, float]:
             rss += int(lines["Rss"].split()[0]) / 1024
             pss += int(lines["Pss"].split()[0]) / 1024
     return rss, pss
+
+
+def spent(pid: int) -> float:
+    """CPU seconds of a process, of those below it, and of those that it has seen end; 0 once it has gone."""
+    total = 0.0
+    for one in (pid, *below(pid)):
+        with suppress(OSError):
+            after_name = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, after_name[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 @contextmanager
