@@ -58,6 +58,12 @@ _TRIES, _WHOLE, _MET = 10, 2, 2e-4
 near, per scale of a covariate. A few events more or less are as much as a small step moves, so that steps go to and fro
 at a small site: the nearest table is kept."""
 
+_DROWNED_TAIL = (
+    "noise hides the far values of {}, of which this is made as well: one standard deviation of it moves this by more "
+    "than an eighth of the column's range (ask the column in bands, plan it as its logarithm or within narrower "
+    "bounds, or a larger ε)"
+)
+
 
 # -- fitting -----------------------------------------------------------------------------------------------------
 
@@ -355,6 +361,11 @@ def answer_from_rows(
         between = float(values[:, 0].var(ddof=1)) / m
         at = [np.mean([one[term].yi for one in several]) for several in moved_by]
         step = np.array([end - values[: len(several), 0].mean() for end, several in zip(at, moved_by, strict=True)])
+        hidden = [tail for tail, far in zip((tail for tail, _ in steps), step, strict=True) if abs(far) > tail.most]
+        if hidden and first.scale == "identity":
+            reason = _DROWNED_TAIL.format(" and ".join(dict.fromkeys(tail.column.name for tail in hidden)))
+            out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
+            continue
         out.append(
             replace(
                 first,

@@ -19,7 +19,6 @@ from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
 __all__ = [
-    "BANDS",
     "BLOCKS",
     "TAILED",
     "cautions_of",
@@ -72,7 +71,6 @@ TAILED = (
     "as many of them as the noisy histogram shows; its interval has that noise, and is wide for it. A larger ε, or "
     "{name} in bands or as its logarithm, tells more."
 )
-BANDS = "Ask another column, or plan it in bands, as its logarithm or within narrower bounds, or a larger ε."
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
 out. Worlds that settings are chosen by are far above it, or have next to none."""

@@ -147,10 +147,10 @@ class Tail:
         return float(self.share.max() * (self.edges[1] - self.edges[0]) / math.sqrt(12) / self._step)
 
     @property
-    def drowned(self) -> bool:
-        """True if one standard deviation of the noise moves the column's mean too far for an answer to be one."""
+    def most(self) -> float:
+        """By how much one step may move a mean, for that to be an answer."""
         low, high = self.column.span
-        return self._step > _DROWNS * (high - low)
+        return _DROWNS * (high - low)
 
     def margin(self) -> Margin:
         """The column's distribution with `more`."""

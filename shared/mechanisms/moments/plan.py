@@ -40,7 +40,6 @@ from shared.mechanisms.moments.cohort import Cohort, answer_from_rows, fit
 from shared.mechanisms.moments.draw import moments
 from shared.mechanisms.moments.factors import coded_dictionary, coded_names, factors_of, in_words
 from shared.mechanisms.moments.figures import (
-    BANDS,
     BLOCKS,
     TAILED,
     cautions_of,
@@ -380,12 +379,6 @@ class MomentsPlan(LabelledFigures):
             for j, tail in one.items()
             if names[j] in question.columns
         }
-        if drowned := sorted({names[j] for (j, _), tail in tails.items() if tail.drowned}):
-            raise EstimateRefusal(
-                "noise must leave of a skewed column what its mean is made of",
-                given=f"far values of {', '.join(drowned)} that noise hides",
-                next_step=BANDS,
-            )
         unmoved = tuple(sorted({j for j, _ in tails}))
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
         warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved))

@@ -12,8 +12,7 @@ from stage.mechanisms.moments_factors import plan_of
 
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal
-from shared.estimands.answer import estimate, parse_estimand
+from shared.estimands.answer import Estimate, estimate, parse_estimand
 from shared.mechanisms.moments.histograms import Tail, hidden_tail
 from shared.mechanisms.moments.noise import read
 from shared.mechanisms.moments.spec import sigma_of
@@ -110,13 +109,20 @@ def test_persons_far_out_of_a_column_that_is_not_skewed_are_seen_where_they_stan
     assert abs(row.yi - checked["crp"].astype(float).mean()) < 3 * math.sqrt(row.vi_privacy + row.vi_common)
 
 
-def test_a_mean_is_refused_where_noise_hides_all_that_it_is_made_of():
+def test_a_mean_has_no_answer_where_noise_hides_all_that_it_is_made_of_and_what_else_is_asked_has():
     plan = study(1.0)
-    figures, release, _ = released(plan, 2, 200)
-    tail = hidden_tail(release, plan.release.design(plan), 1)
-    assert tail is not None
-    assert tail.drowned
-    with pytest.raises(EstimateRefusal, match="crp that noise hides"):
-        plan.release.answer(plan, [(figures, 200)], parse_estimand("mean(crp)"), levels={}, **ORIGIN)
-    (row,) = plan.release.answer(plan, [(figures, 200)], parse_estimand("mean(age)"), levels={}, **ORIGIN)
-    assert row.yi is not None
+    figures, _, _ = released(plan, 2, 200)
+
+    def asked(question: str) -> list[Estimate]:
+        levels = {"sex": SEX.levels, "died": DIED.levels}
+        return plan.release.answer(plan, [(figures, 200)], parse_estimand(question), levels=levels, **ORIGIN)
+
+    (mean,) = asked("mean(crp)")
+    assert mean.yi is None
+    assert "the far values of crp" in mean.reason
+    described = {row.term: row for row in asked("table_one(age, crp)")}
+    assert described["mean(crp)"].yi is None
+    assert described["mean(age)"].yi is not None
+    (effect,) = asked("logistic(died) ~ crp/10")
+    assert effect.yi is not None
+    assert effect.vi_privacy > 0
