@@ -203,15 +203,13 @@ class Cohort:
         effects[0, 1 + column] = effect / (self.model.outcome.unit / self.model.lens.scale)[column]
         return replace(self, theta=replace(self.theta, effects=effects))
 
-    def unmoved(self, columns: Sequence[int]) -> Cohort:
-        """This cohort with some covariates as their histograms alone have them, not moved by their sums."""
-        shift, stretch = self.theta.shift.copy(), self.theta.stretch.copy()
-        shift[list(columns)] = stretch[list(columns)] = 0.0
-        return replace(self, theta=replace(self.theta, shift=shift, stretch=stretch))
-
-    def with_margin(self, column: int, margin: Margin) -> Cohort:
-        """This cohort with another distribution of one covariate."""
-        return replace(self, model=self.model.with_margin(column, margin))
+    def with_margins(self, margins: Mapping[int, Margin]) -> Cohort:
+        """This cohort with other distributions of some covariates, by their places, which its sums do not move."""
+        shift, stretch, model = self.theta.shift.copy(), self.theta.stretch.copy(), self.model
+        for column, margin in margins.items():
+            shift[column] = stretch[column] = 0.0
+            model = model.with_margin(column, margin)
+        return replace(self, model=model, theta=replace(self.theta, shift=shift, stretch=stretch))
 
     def redrawn(self, rng: np.random.Generator) -> Cohort:
         """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
@@ -361,8 +359,12 @@ def answer_from_rows(
         between = float(values[:, 0].var(ddof=1)) / m
         at = [np.mean([one[term].yi for one in several]) for several in moved_by]
         step = np.array([end - values[: len(several), 0].mean() for end, several in zip(at, moved_by, strict=True)])
-        hidden = [tail for tail, far in zip((tail for tail, _ in steps), step, strict=True) if abs(far) > tail.most]
-        if hidden and first.scale == "identity":
+        hidden = [
+            tail
+            for tail, far in zip((tail for tail, _ in steps), step, strict=True)
+            if abs(far) > tail.most and term == f"mean({tail.column.name})"
+        ]
+        if hidden:
             reason = _DROWNED_TAIL.format(" and ".join(dict.fromkeys(tail.column.name for tail in hidden)))
             out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
             continue
@@ -372,7 +374,7 @@ def answer_from_rows(
                 yi=float(values[:, 0].mean() + step @ [tail.seen for tail, _ in steps]),
                 vi_sampling=own * len(pairs[0][0]) / persons,
                 vi_privacy=moved + between + float(step @ step),
-                vi_common=float(np.sum(np.square(step * [tail.inside for tail, _ in steps]))),
+                vi_common=_alike([tail for tail, _ in steps], step),
                 vi_naive=own,
                 n=persons,
                 how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
@@ -380,3 +382,13 @@ def answer_from_rows(
             )
         )
     return out
+
+
+def _alike(tails: Sequence[Tail], step: Array) -> float:
+    """Variance of what sites, and the releases of one, may be off by alike: where in their cells persons are."""
+    apart: dict[tuple[str, int], float] = {}
+    for tail, far in zip(tails, np.abs(step), strict=True):
+        release = tail.column.name, id(tail.share)  # either side of one says the same of its cells
+        apart[release] = max(apart.get(release, 0.0), float(far) * tail.inside)
+    columns = {name for name, _ in apart}
+    return float(sum(sum(one for (name, _), one in apart.items() if name == column) ** 2 for column in columns))

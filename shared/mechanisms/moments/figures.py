@@ -68,7 +68,8 @@ _OVERLAPPING = (
 )
 TAILED = (
     "{name} is skewed, or has more persons far out than a smooth margin, and noise hides how many. The answer counts "
-    "as many of them as the noisy histogram shows; its interval has that noise, and is wide for it. A larger ε, or "
+    "them as the noisy histogram shows them: a mean's interval has that noise, is wide for it and may lie beyond the "
+    "bounds of {name}; another answer has it as far as the mean moves it, and may be off by more. A larger ε, or "
     "{name} in bands or as its logarithm, tells more."
 )
 _BEYOND = 0.05

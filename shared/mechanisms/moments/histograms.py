@@ -29,7 +29,7 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["Tail", "coarse", "drawn_together", "hidden_tail", "normal_beyond"]
+__all__ = ["Tail", "coarse", "drawn_together", "hidden_tails", "normal_beyond"]
 
 Array = NDArray[np.float64]
 
@@ -122,7 +122,7 @@ class Tail:
         more: (bins,) further persons, as a share of all, in the direction in which the noise moves the column's mean
             most, and by as much as one standard deviation of it does.
         seen: how many times `more` the noisy histogram shows: with a standard error of 1, and without bias.
-        edges: (bins + 1,) of the histogram.
+        edges: (bins + 1,) of the values in its cells.
         column: whose histogram it is.
     """
 
@@ -140,11 +140,12 @@ class Tail:
 
     @property
     def inside(self) -> float:
-        """How many steps a mean may be off because nobody knows where in a cell its persons are.
+        """How many steps a mean may be off because nobody knows where in their cells persons are, all of them alike.
 
-        If those of the fullest cell may all be anywhere in it, evenly, and those of the others make up for each other.
+        None where each cell holds one value.
         """
-        return float(self.share.max() * (self.edges[1] - self.edges[0]) / math.sqrt(12) / self._step)
+        width = float(self.edges[1] - self.edges[0])
+        return 0.0 if self.column.kind == "integer" and width <= 1 else width / math.sqrt(12) / self._step
 
     @property
     def most(self) -> float:
@@ -152,31 +153,49 @@ class Tail:
         low, high = self.column.span
         return _DROWNS * (high - low)
 
-    def margin(self) -> Margin:
-        """The column's distribution with `more`."""
-        share = np.maximum(self.share + self.more, 0.0)
+    def margin(self, steps: int = 1) -> Margin:
+        """The column's distribution with so many times `more`."""
+        share = np.maximum(self.share + steps * self.more, 0.0)
         return smooth_margin(share / share.sum(), self.edges, self.column)
 
 
-def hidden_tail(release: MomentsRelease, design: Design, j: int) -> Tail | None:
-    """Of covariate j; None where it has levels, or is neither skewed nor has more persons far out than noise makes."""
+def hidden_tails(release: MomentsRelease, design: Design, j: int, *, alike: bool = False) -> tuple[Tail, ...]:
+    """Of covariate j, one to either side where cells are hidden.
+
+    None where it has levels, or is neither skewed nor has more persons far out than noise makes.
+
+    Args:
+        alike: another release of the site has such a tail, which this one is read alike with.
+    """
     column, edges, n = design.covariates[j], design.edges[j], release.n
     if column.kind not in NUMERIC:
-        return None
+        return ()
     sigma, counts = sigma_of(design.spec, 0), release.histograms[j].astype(float)
     share = smooth_share(counts, n, sigma, edges, design.spec.margins)
     margin, (low, high) = smooth_margin(share, edges, column), column.span
-    room = {1.0: high - margin.mean, -1.0: margin.mean - low}
-    skewed = special.ndtr(-min(room.values()) / max(margin.sd, 1e-12)) > _SKEWED
-    longer = max(room, key=room.__getitem__)
-    hidden, away = n * share < _HIDDEN * sigma, (edges[1:] + edges[:-1]) / 2 - margin.mean
-    for side in (longer, -longer):
-        far = hidden & (side * away > 0)
-        stands = float((counts - n * share)[far].sum()) > _STANDS * sigma * math.sqrt(far.sum())
-        if far.any() and (stands or (skewed and side == longer)):
-            # Where noise alone lies on the other side, persons cannot be fewer.
-            along = np.where(far | ~hidden, side * away, 0.0)
-            along /= np.linalg.norm(along)
-            seen = float(along @ (counts - n * share)) / sigma
-            return Tail(share=share, more=along * (sigma / n), seen=seen, edges=edges, column=column)
-    return None
+    nearest = min(high - margin.mean, margin.mean - low)
+    skewed = special.ndtr(-nearest / max(margin.sd, 1e-12)) > _SKEWED
+    within = _within(edges, column)
+    hidden, away = n * share < _HIDDEN * sigma, (within[1:] + within[:-1]) / 2 - margin.mean
+    sides = [mask for mask in (hidden & (away > 0), hidden & (away < 0)) if mask.any()]
+    stands = any(float((counts - n * share)[mask].sum()) > _STANDS * sigma * math.sqrt(mask.sum()) for mask in sides)
+    if not sides or not (alike or skewed or stands):
+        return ()
+    longer = max(sides, key=lambda mask: float(np.linalg.norm(away[mask])))
+    found = []
+    for mask in sides:
+        # Cells that are not hidden are counted once, with the longer side.
+        along = np.where(mask | ~hidden if mask is longer else mask, away, 0.0)
+        along *= math.copysign(1.0, away[mask][0]) / np.linalg.norm(along)
+        seen = float(along @ (counts - n * share)) / sigma
+        found.append(Tail(share=share, more=along * (sigma / n), seen=seen, edges=within, column=column))
+    return tuple(found)
+
+
+def _within(edges: Array, column: Column) -> Array:
+    """Edges of the values that each cell may hold: of whole numbers, half a number about those that lie in it."""
+    if column.kind != "integer" or edges[1] - edges[0] <= 1:
+        return edges
+    found = np.ceil(edges) - 0.5
+    found[-1] = edges[-1] + 0.5
+    return np.asarray(found)

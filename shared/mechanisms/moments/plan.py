@@ -47,7 +47,7 @@ from shared.mechanisms.moments.figures import (
     of_one_overlap,
     planned_terms,
 )
-from shared.mechanisms.moments.histograms import Tail, coarse, hidden_tail, normal_beyond
+from shared.mechanisms.moments.histograms import Tail, coarse, hidden_tails, normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_of, places
@@ -374,12 +374,13 @@ class MomentsPlan(LabelledFigures):
         self.require_shapes(question)
         persons, names = sum(n for _, n in tables), design.spec.covariates
         tails = {
-            (j, at): tail
+            (j, at, which): tail
             for at, one in enumerate(_tails(releases, design))
-            for j, tail in one.items()
+            for j, several in one.items()
+            for which, tail in enumerate(several)
             if names[j] in question.columns
         }
-        unmoved = tuple(sorted({j for j, _ in tails}))
+        unmoved = tuple(sorted({j for j, _, _ in tails}))
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
         warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved))
         return answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
@@ -534,11 +535,11 @@ def _rows(cohorts: Sequence[Cohort], rngs: Sequence[np.random.Generator], share:
 
 
 @lru_cache(maxsize=16)
-def _tails(releases: tuple[bytes, ...], design: Design) -> tuple[dict[int, Tail], ...]:
-    """Of each release: covariate, by its place, to what noise hides of its tail."""
+def _tails(releases: tuple[bytes, ...], design: Design) -> tuple[dict[int, tuple[Tail, ...]], ...]:
+    """Of each release: covariate, by its place, to what noise hides of its tails, in all releases or in none."""
     given = [read(data, design) for data in releases]
-    found = [[hidden_tail(release, design, j) for j in range(design.p)] for release in given]
-    return tuple({j: tail for j, tail in enumerate(one) if tail is not None} for one in found)
+    tailed = [j for j in range(design.p) if any(hidden_tails(release, design, j) for release in given)]
+    return tuple({j: hidden_tails(release, design, j, alike=True) for j in tailed} for release in given)
 
 
 @lru_cache(maxsize=16)
@@ -548,7 +549,7 @@ def _pairs(
     """Pairs of synthetic tables that share their uniforms: as released, and with the noise drawn again.
 
     Args:
-        unmoved: covariates, by their places, that are as their histograms have them.
+        unmoved: covariates, by their places, that are as their histograms alone have them.
     """
     seed = _seed(b"".join(releases))
     found = [_fitted(data, design, True) for data in releases]
@@ -556,20 +557,29 @@ def _pairs(
     for k in range(DRAWS):
         generator = np.random.default_rng([seed, k])
         both = (found, [cohort.redrawn(generator) for cohort in found])
-        first, second = (_alike([cohort.unmoved(unmoved) for cohort in one], seed, k) for one in both)
+        first, second = (_alike(_unmoved(one, releases, design, unmoved), seed, k) for one in both)
         pairs.append((first, second))
     return tuple(pairs)
 
 
 @lru_cache(maxsize=16)
 def _with_tail(
-    releases: tuple[bytes, ...], design: Design, unmoved: tuple[int, ...], column: int, at: int
+    releases: tuple[bytes, ...], design: Design, unmoved: tuple[int, ...], column: int, at: int, which: int
 ) -> tuple[pd.DataFrame, ...]:
     """The first tables of the first pairs, with what noise may hide of a covariate's tail in one of the releases."""
-    seed, tail = _seed(b"".join(releases)), _tails(releases, design)[at][column]
-    found = [_fitted(data, design, True).unmoved(unmoved) for data in releases]
-    found[at] = found[at].with_margin(column, tail.margin())
+    seed, tail = _seed(b"".join(releases)), _tails(releases, design)[at][column][which]
+    found = _unmoved([_fitted(data, design, True) for data in releases], releases, design, unmoved)
+    found[at] = found[at].with_margins({column: tail.margin()})
     return tuple(_alike(found, seed, k) for k in range(TAIL_DRAWS))
+
+
+def _unmoved(
+    cohorts: Sequence[Cohort], releases: tuple[bytes, ...], design: Design, columns: Sequence[int]
+) -> list[Cohort]:
+    """Cohorts of releases with some covariates as their histograms alone have them."""
+    tails = _tails(releases, design)
+    margins = [{j: one[j][0].margin(0) for j in columns if one[j]} for one in tails]
+    return [cohort.with_margins(own) for cohort, own in zip(cohorts, margins, strict=True)]
 
 
 def _alike(cohorts: Sequence[Cohort], seed: int, draw: int) -> pd.DataFrame:
