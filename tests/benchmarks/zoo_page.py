@@ -38,6 +38,8 @@ KEPT = (4, 12, 48)
 LATENT_SIZES = {300: "zoo_n300", 1000: "zoo_n1000", 5000: "zoo_n5000", 20000: "zoo_n20000"}
 LATENT_NOISE = ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000", "zoo_fewer", "zoo_joint")
 """Records of `tests.benchmarks.zoo`; each names the command that made it."""
+CROSS_PRODUCTS = ("zoo_cross_products_k4", "zoo_cross_products")
+"""The same of cross-products, by number of sites."""
 FIGURES = (
     "zoo_moments",
     "zoo_moments_alone",
@@ -51,7 +53,7 @@ FIGURES = (
     "zoo_moments_tuning_k48",
     "zoo_slicing",
     "zoo_densities",
-    "zoo_cross_products",
+    *CROSS_PRODUCTS,
     *(f"zoo_{mechanism}_k{k}" for mechanism in ("tables", "densities", "slicing") for k in KEPT),
 )
 """The same of `tests.benchmarks.zoo_moments`."""
@@ -390,7 +392,7 @@ REACH = {
     "noisy tables, real tables": ("zoo_tables_packaged", "zoo_tables_fresh"),
     "densities (a mean)": ("zoo_densities", *(f"zoo_densities_k{k}" for k in KEPT)),
     "slicing": ("zoo_slicing", *(f"zoo_slicing_k{k}" for k in KEPT)),
-    "cross-products": ("zoo_cross_products",),
+    "cross-products": CROSS_PRODUCTS,
 }
 """Mechanism to the records whose wrong answers are held against chance.
 

@@ -96,7 +96,7 @@ def figures() -> str:
                 parts += ["By type of outcome, of all n together:\n", figures_by_outcome(names, f"epsilon={epsilon}")]
                 parts += [by_size_and_type(names, epsilon)]
     if zoo_page.results("zoo_cross_products"):
-        parts += [CROSS, _scales(), figures_by_size(["zoo_cross_products"]), _cautioned_by_n("zoo_cross_products")]
+        parts += [CROSS, _scales(), figures_by_size(zoo_page.CROSS_PRODUCTS), _cautioned_by_n(zoo_page.CROSS_PRODUCTS)]
     return "\n".join(parts)
 
 
@@ -110,13 +110,15 @@ def _scales() -> str:
     )
 
 
-def _cautioned_by_n(name: str) -> str:
+def _cautioned_by_n(names: Sequence[str]) -> str:
     """How many right answers carry a caution, by n."""
-    record = zoo_page.results(name) or {"cells": [], "draws": 1}
+    records = [found for found in map(zoo_page.results, names) if found]
     said = []
-    for n in dict.fromkeys(one["n"] for one in record["cells"]):
-        rows = [spread(line) for one in record["cells"] if one["n"] == n for line in one.get("terms", {}).values()]
-        right = sum(round(one["held"] * record["draws"]) for one in rows)
-        carry = sum(one["right_cautioned"] for one in rows)
+    for n in dict.fromkeys(one["n"] for record in records for one in record["cells"]):
+        right = carry = 0
+        for record in records:
+            rows = [spread(line) for one in record["cells"] if one["n"] == n for line in one.get("terms", {}).values()]
+            right += sum(round(one["held"] * record["draws"]) for one in rows)
+            carry += sum(one["right_cautioned"] for one in rows)
         said.append(f"{100 * carry / max(right, 1):.0f} % at n = {n:,}")
     return f"Of the right answers a caution stands by {', '.join(said)}.\n"

@@ -230,7 +230,7 @@ def _figures() -> list[Row]:
         rows += _least(f"{words}, ε = {epsilon}", _by_size(names, f"epsilon={epsilon}"))
         if mechanism != "densities":
             rows += _least("the same", _by_type(names, f"epsilon={epsilon}"))
-    rows += _least("cross-products, ε = 1", _by_size(["zoo_cross_products"], "epsilon=1"))
+    rows += _least("cross-products, ε = 1", _by_size(zoo_page.CROSS_PRODUCTS, "epsilon=1"))
     return rows
 
 

@@ -70,7 +70,7 @@ This zoo does not have:
 - latent noise of 20,000 patients in more than three worlds;
 - equal rows with more than 1,000 patients a hospital;
 - tables and densities with more than 5,000 patients a hospital, slicing with more than 1,000, and cross-products at \
-other than 12 sites.
+48 sites.
 
 A pool is not refused where most of its sites doubt: its interval is wider, and a caution says so.
 No pooled coefficient is moved by an estimated bias; what a release draws towards none is reported and widens the \
