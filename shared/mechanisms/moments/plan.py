@@ -557,7 +557,7 @@ def _pairs(
     for k in range(DRAWS):
         generator = np.random.default_rng([seed, k])
         both = (found, [cohort.redrawn(generator) for cohort in found])
-        first, second = (_alike(_unmoved(one, releases, design, unmoved), seed, k) for one in both)
+        first, second = (_alike(_unmoved(one, releases, design, unmoved), releases, k) for one in both)
         pairs.append((first, second))
     return tuple(pairs)
 
@@ -567,10 +567,10 @@ def _with_tail(
     releases: tuple[bytes, ...], design: Design, unmoved: tuple[int, ...], column: int, at: int, which: int
 ) -> tuple[pd.DataFrame, ...]:
     """The first tables of the first pairs, with what noise may hide of a covariate's tail in one of the releases."""
-    seed, tail = _seed(b"".join(releases)), _tails(releases, design)[at][column][which]
+    tail = _tails(releases, design)[at][column][which]
     found = _unmoved([_fitted(data, design, True) for data in releases], releases, design, unmoved)
     found[at] = found[at].with_margins({column: tail.margin()})
-    return tuple(_alike(found, seed, k) for k in range(TAIL_DRAWS))
+    return tuple(_alike(found, releases, k) for k in range(TAIL_DRAWS))
 
 
 def _unmoved(
@@ -582,10 +582,10 @@ def _unmoved(
     return [cohort.with_margins(own) for cohort, own in zip(cohorts, margins, strict=True)]
 
 
-def _alike(cohorts: Sequence[Cohort], seed: int, draw: int) -> pd.DataFrame:
-    """Rows of cohorts by the uniforms of one draw."""
-    share = min(1.0, MOST_ROWS / sum(cohort.n for cohort in cohorts))
-    rngs = [np.random.default_rng([seed, draw, i]) for i in range(len(cohorts))]
+def _alike(cohorts: Sequence[Cohort], releases: tuple[bytes, ...], draw: int) -> pd.DataFrame:
+    """Rows of cohorts by the uniforms of one draw, which are of the releases."""
+    share, start = min(1.0, MOST_ROWS / sum(cohort.n for cohort in cohorts)), _seed(b"".join(releases))
+    rngs = [np.random.default_rng([start, draw, i]) for i in range(len(cohorts))]
     return _rows(cohorts, rngs, share, calibrated=False)
 
 
