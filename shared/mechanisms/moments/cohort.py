@@ -362,7 +362,7 @@ def answer_from_rows(
         hidden = [
             tail
             for tail, far in zip((tail for tail, _ in steps), step, strict=True)
-            if abs(far) > tail.most and term == f"mean({tail.column.name})"
+            if abs(far) > tail.most and term.startswith(f"mean({tail.column.name})")
         ]
         if hidden:
             reason = _DROWNED_TAIL.format(" and ".join(dict.fromkeys(tail.column.name for tail in hidden)))

@@ -144,7 +144,7 @@ class Tail:
 
         None where each cell holds one value.
         """
-        width = float(self.edges[1] - self.edges[0])
+        width = float(np.diff(self.edges).max())
         return 0.0 if self.column.kind == "integer" and width <= 1 else width / math.sqrt(12) / self._step
 
     @property
@@ -194,7 +194,7 @@ def hidden_tails(release: MomentsRelease, design: Design, j: int, *, alike: bool
 
 def _within(edges: Array, column: Column) -> Array:
     """Edges of the values that each cell may hold: of whole numbers, half a number about those that lie in it."""
-    if column.kind != "integer" or edges[1] - edges[0] <= 1:
+    if column.kind != "integer" or edges[0] % 1:  # half numbers: a cell is one value already
         return edges
     found = np.ceil(edges) - 0.5
     found[-1] = edges[-1] + 0.5
