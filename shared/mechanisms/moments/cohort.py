@@ -345,11 +345,8 @@ def answer_from_rows(
             rows = [row for row in (*itertools.chain(*drawn), *after) if row is not None]
             lost = next((row.reason for row in rows if row.reason), "no such term")
             lacking = len(found) - len(both) + sum(one is None or one.yi is None for one in after)
-            reason = (
-                f"{lacking} of {len(found) + len(after)} synthetic tables do not support it: {lost}"
-                if steps
-                else (f"{lacking} of {len(found)} pairs of synthetic tables do not support it: {lost}")
-            )
+            tables = "synthetic tables" if steps else "pairs of synthetic tables"
+            reason = f"{lacking} of {len(found) + len(after)} {tables} do not support it: {lost}"
             out.append(replace(first, yi=None, vi_sampling=None, n=persons, reason=reason))
             continue
         values = np.array([(a.yi, b.yi) for a, b in both], dtype=float)
@@ -374,7 +371,7 @@ def answer_from_rows(
                 yi=float(values[:, 0].mean() + step @ [tail.seen for tail, _ in steps]),
                 vi_sampling=own * len(pairs[0][0]) / persons,
                 vi_privacy=moved + between + float(step @ step),
-                vi_common=_alike([tail for tail, _ in steps], step),
+                vi_common=_common_variance([tail for tail, _ in steps], step),
                 vi_naive=own,
                 n=persons,
                 how=f"{m} pairs of synthetic tables, as released and with the noise drawn again",
@@ -384,7 +381,7 @@ def answer_from_rows(
     return out
 
 
-def _alike(tails: Sequence[Tail], step: Array) -> float:
+def _common_variance(tails: Sequence[Tail], step: Array) -> float:
     """Variance of what sites, and the releases of one, may be off by alike: where in their cells persons are."""
     apart: dict[tuple[str, int], float] = {}
     for tail, far in zip(tails, np.abs(step), strict=True):
