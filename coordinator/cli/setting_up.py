@@ -41,7 +41,7 @@ def _places() -> int:
     A question of many sites is split among several places, so that a larger machine is used. Each place may use
     `analyst_memory_mb`, and all of them at worst twice the sum, for which the available memory must have room.
     """
-    from shared.base.memory import available_cores, available_mb
+    from shared.base.process import available_cores, available_mb
 
     room = (available_mb() or 0.0) / (2 * CoordinatorConfig.analyst_memory_mb)
     return max(2, min(available_cores(), int(room), 8))

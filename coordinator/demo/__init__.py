@@ -21,7 +21,7 @@ from coordinator.demo.catalogue import PLAYS, play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.demo.stage import STATE_MARK, DemoStage
 from coordinator.demo.warm import Aside, launcher
-from shared.base.memory import keep_freed
+from shared.base.process import keep_freed
 from shared.errors import ParameterError, StateRefusal, require
 from shared.terminal import application, console, emit, run
 

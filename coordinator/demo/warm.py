@@ -35,7 +35,7 @@ from threading import Lock, Thread
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from shared import software_version
-from shared.base.memory import keep_freed
+from shared.base.process import keep_freed
 from shared.errors import Refusal, StateRefusal
 from shared.terminal import reached
 

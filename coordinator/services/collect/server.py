@@ -27,7 +27,7 @@ from coordinator.services.collect.service import CollectionService, utc_today
 from coordinator.services.health import require_home, require_whole
 from coordinator.store.store import Store
 from shared.base.archive import sweep
-from shared.base.memory import give_back
+from shared.base.process import give_back
 from shared.errors import (
     LockedRefusal,
 )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.base.canonical import canonical_json
-from shared.base.memory import keep_freed
+from shared.base.process import keep_freed
 from shared.errors import Refusal
 
 __all__ = ["main", "memory"]

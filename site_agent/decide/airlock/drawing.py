@@ -94,7 +94,7 @@ def draw(
     Args:
         around: entered before anything is charged.
     """
-    from shared.base.memory import keep_freed
+    from shared.base.process import keep_freed
     from site_agent.decide.airlock import approval, standing_approval
     from site_agent.desk import working_site
     from site_agent.release.pipeline import making

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shared.base.memory import available_mb
+from shared.base.process import available_mb
 from shared.errors import StorageRefusal, TooLarge, require
 from site_agent.release.pipeline.opened import TABLE_CAP
 from site_agent.release.pipeline.stages import most_memory, persons_of

@@ -381,7 +381,7 @@ def test_init_makes_a_home_that_only_its_owner_reads_and_prints_the_fingerprints
 )
 def test_init_has_as_many_questions_computed_at_a_time_as_the_machine_bears(hub, monkeypatch, cores, gigabytes, places):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr("shared.base.memory.available_mb", lambda: 1024.0 * gigabytes)
+    monkeypatch.setattr("shared.base.process.available_mb", lambda: 1024.0 * gigabytes)
     assert hub("init")[0] == 0
     assert CoordinatorConfig.load(hub.home).analyst_places == places
 

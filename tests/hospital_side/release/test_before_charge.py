@@ -11,7 +11,7 @@ from stage.both_sides.service import SMALL, Hub
 from stage.hospital_side.pipeline import release, site, source  # noqa: F401
 from stage.hospital_side.site_desk import hospital  # noqa: F401
 
-from shared.base.memory import available_cores, available_mb
+from shared.base.process import available_cores, available_mb
 from shared.errors import ChecksRefusal, ConfigRefusal, SchemaRefusal, StorageRefusal, TooLarge
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.plan import Budget, StudyPlan

@@ -1,4 +1,4 @@
-"""Memory and processors available to this process, and how the C library's allocator treats freed memory."""
+"""What this process may use: memory, processors, and how the C library's allocator treats freed memory."""
 
 from __future__ import annotations
 
