@@ -135,11 +135,11 @@ def _failed(checks: Sequence[ChecklistLine]) -> list[ChecklistLine]:
 
 def _certificates(context: typer.Context, plan: StudyPlan) -> list[ChecklistLine]:
     """Checklist lines on the sites' certificates against the plan's calendar; empty where there is no coordinator."""
+    if not (context.obj / FILE_NAME).exists():
+        return []
     from coordinator.services.authority import Authority
     from coordinator.services.health import plan_lines
 
-    if not (context.obj / FILE_NAME).exists():
-        return []
     config = CoordinatorConfig.load(context.obj)
     with open_store(config, reads=True) as store:
         authority = Authority.load(config.home)

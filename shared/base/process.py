@@ -1,13 +1,15 @@
-"""What this process may use: memory, processors, and how the C library's allocator treats freed memory."""
+"""What this process may use: memory, how the C library's allocator treats what is freed, processors, libraries."""
 
 from __future__ import annotations
 
 import os
 import resource
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-__all__ = ["available_cores", "available_mb", "keep_freed"]
+__all__ = ["available_cores", "available_mb", "deferred", "give_back", "keep_freed"]
 
 KEPT, LARGE = 16 << 20, 4 << 20
 """Bytes that stay with the process once they were freed, and a piece from which on each is the system's own again."""
@@ -96,3 +98,25 @@ def available_cores(root: Path = Path("/")) -> int:
             if quota > 0 < period:
                 cores = min(cores, -(-quota // period))
     return cores
+
+
+class _Deferred:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        found = getattr(import_module(self._name), attribute)  # threads wait for one another at the import's own lock
+        setattr(self, attribute, found)
+        return found
+
+
+def deferred(name: str) -> Any:
+    """The module `name`, imported when an attribute of it is first read: for a module that a command may not need.
+
+    The standard library's `LazyLoader` is not safe where two threads read first, as those of a coordinator may.
+
+    >>> fractions = deferred("fractions")
+    >>> str(fractions.Fraction(2, 4))
+    '1/2'
+    """
+    return _Deferred(name)

@@ -29,12 +29,12 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args, overload
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.columns import OF_A_COLUMN, compound_symmetry, correlation, crosstab, histogram, table_one
 from shared.estimands.design import outcome_of
@@ -51,6 +51,11 @@ from shared.estimands.kinds import DESCRIBED, KINDS
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, MODELS, Estimand, Scale, parse_estimand, parse_formula
 from shared.estimands.standardised import standardised_answers
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = [
     "MIN_EVENTS",

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
 from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
@@ -29,6 +29,11 @@ from shared.estimands.formulas import (
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
 from shared.estimands.splines import basis_of, steps_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["_MOST_COLUMNS", "ModelRows", "TermColumns", "design_of", "episodes", "is_levelled", "levels_of"]
 __all__ += ["dispersion", "numeric_columns", "outcome_of", "to_pseudo_values", "unusable", "varying", "whole_curves"]

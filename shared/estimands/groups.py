@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
 from shared.estimands.fits.counting import CountedTimes, cumulative_hazard, cumulative_incidence
@@ -19,6 +19,11 @@ from shared.estimands.floors import FAR, NO_ROWS, Answer, LeastRows, QuestionRes
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import CURVED, KINDS
 from shared.estimands.questions import SURVIVAL, Estimand
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["competing_of", "group_answers", "membership", "strata_of"]
 

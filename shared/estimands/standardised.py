@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal
 from shared.estimands.design import design_of, levels_of
 from shared.estimands.fits.cox import alone
@@ -30,6 +30,11 @@ from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, Estimand
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["standardised_answers"]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.flows.affine import AffineAutoregressiveFlow
 from shared.flows.chain import Composed
 from shared.flows.levels import LevelModel, Levels
@@ -22,6 +22,8 @@ from shared.plans.encoding import Encoder, scaled
 from shared.plans.plan import Reference
 
 __all__ = ["MISSING_SHARE", "public_start"]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 

@@ -28,17 +28,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-import pandas as pd
-
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal
 from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.grand.edges import NUMBER, adjacency, held_out, union
 from shared.plans.dictionary import LEVELLED, Dictionary
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.mechanisms.grand.counts import Motifs
     from shared.mechanisms.grand.plan import GrandPlan
     from shared.plans.plan import StudyPlan
+else:
+    pd = deferred("pandas")
 
 __all__ = ["answer", "figure"]
 

@@ -39,8 +39,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
+from shared.base.process import deferred
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.privacy.accountant import Laplace
@@ -54,6 +54,8 @@ __all__ = [
     "neighbours",
     "smoothed_uniform",
 ]
+
+spatial = deferred("scipy.spatial")
 
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]
@@ -323,7 +325,7 @@ def _near(reference: Array, given: Array, c: int, units: Array) -> Iterator[tupl
     if c == 0:
         yield slice(None), np.sort(reference[:, 0])[None]
         return
-    tree, k = cKDTree(reference[:, :c] / units[:c]), neighbours(len(reference))
+    tree, k = spatial.cKDTree(reference[:, :c] / units[:c]), neighbours(len(reference))
     for start in range(0, len(given), _ROWS):
         rows = slice(start, start + _ROWS)
         _, found = tree.query(given[rows, :c] / units[:c], k=np.arange(1, k + 1), p=1)

@@ -17,13 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.estimands.answer import Estimate, Origin, estimate_drawn
@@ -40,7 +39,14 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.encoding import Encoder, scaled
 
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
+
 __all__ = ["FEW_EVENTS", "Cohort", "answer_from_rows", "drawn", "fit"]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 

@@ -31,8 +31,8 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.errors import ParameterError
 from shared.mechanisms.moments.influence import direction, efficient_cut, held, kept_share
 from shared.mechanisms.moments.margins import Margin, product_moments
@@ -53,6 +53,8 @@ __all__ = [
     "pilot",
     "precisions",
 ]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.base.randomness import Noise
 from shared.mechanisms.moments.copula import POINTS, pilot
 from shared.mechanisms.moments.noise import Design, MomentsRelease, product_steps, score_steps
 from shared.mechanisms.moments.spec import MomentsSpec, grids_of, sigma_of
 from shared.mechanisms.row_blocks import row_blocks
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["moments", "noised"]
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
+from shared.base.process import deferred
 from shared.plans.dictionary import Column, Dictionary
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["Factor", "coded_dictionary", "coded_names", "columns_of", "factor_of", "factors_of", "folded", "in_words"]
 

@@ -22,14 +22,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.mechanisms.moments.margins import Margin, fitted_margin, smooth_margin, smooth_share
 from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.dictionary import NUMERIC, Column
 
 __all__ = ["Tail", "coarse", "drawn_together", "hidden_tails", "normal_beyond"]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 

@@ -25,8 +25,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.plans.dictionary import NUMERIC, Column
 
 __all__ = [
@@ -40,6 +40,8 @@ __all__ = [
     "smooth_margin",
     "smooth_share",
 ]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 MarginShape = Literal["cells", "lognormal"]

@@ -92,13 +92,13 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json, parse_json
+from shared.base.process import deferred
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
 from shared.mechanisms.moments.factors import Factor
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin
@@ -116,6 +116,11 @@ from shared.mechanisms.moments.spec import (
 )
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = [
     "Design",

@@ -21,25 +21,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.mechanisms.moments.margins import Margin, project, shrunken
 
 __all__ = ["MOST_HAZARD", "Binary", "Count", "LinearOutcome", "Outcome", "Survival", "fitted_survival", "from_margin"]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 MOST_HAZARD = 8.0
 """Largest linear predictor of a hazard: e⁸ is beyond any hazard ratio of two patients."""
 _MOST_DISPERSED = 10.0
 """Largest dispersion of counts: nine tenths of such patients, and more, would have none."""
-_EDGES = special.ndtri(np.arange(1, 48) / 48)
-_NORMAL = 48 * -np.diff(np.exp(-(np.concatenate([[-np.inf], _EDGES, [np.inf]]) ** 2) / 2)) / math.sqrt(2 * math.pi)
-"""Means of 48 equally likely parts of a standard normal law."""
+
+
+@cache
+def _normal_parts() -> Array:
+    """Means of 48 equally likely parts of a standard normal law."""
+    edges = np.concatenate([[-np.inf], special.ndtri(np.arange(1, 48) / 48), [np.inf]])
+    return np.asarray(48 * -np.diff(np.exp(-(edges**2) / 2)) / math.sqrt(2 * math.pi))
 
 
 class Outcome(Protocol):
@@ -534,8 +540,9 @@ class LinearOutcome:
 
     def cases(self, eta: Array) -> tuple[Array, Array]:
         """Means of equally likely parts of the normal law of a measurement."""
-        cases = self.centre + self.unit * (eta[:, :1] + self.spread * _NORMAL)
-        return np.full(cases.shape, 1 / len(_NORMAL)), cases[:, :, None]
+        parts = _normal_parts()
+        cases = self.centre + self.unit * (eta[:, :1] + self.spread * parts)
+        return np.full(cases.shape, 1 / len(parts)), cases[:, :, None]
 
     def influence(self, y: Array, eta: Array, along: Array, means: Array) -> Array:
         """a (y − μ), in the measurement's own unit."""

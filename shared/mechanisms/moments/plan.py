@@ -30,8 +30,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
-import pandas as pd
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.base import Facts, MechanismPlan, balanced, must
@@ -54,9 +54,13 @@ from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_o
 from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.base.randomness import Noise
     from shared.plans.plan import StudyPlan
     from shared.terminal import ChecklistLine
+else:
+    pd = deferred("pandas")
 
 __all__ = ["COLUMNS", "MomentsPlan"]
 

@@ -50,8 +50,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logit
 
+from shared.base.process import deferred
 from shared.mechanisms.moments.cohort import Cohort, drawn
 from shared.mechanisms.moments.copula import (
     CopulaModel,
@@ -70,6 +70,8 @@ from shared.mechanisms.moments.outcomes import Count, LinearOutcome, Survival
 from shared.plans.dictionary import NUMERIC, Column
 
 __all__ = ["BEND", "DENIED", "SiteEffects", "SitePlace", "effects_of", "overlapping", "places", "shrunk"]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 
@@ -254,7 +256,7 @@ class _Site:
         least = 0.5 / self.n
         for j, share in zip(np.flatnonzero(self.model.binary), np.clip(shares, least, 1 - least), strict=True):
             # Its values are at -1 and 1, so that a unit of tilt is two of the log odds.
-            shift[j] = np.clip((logit(share) - logit(self.model.margins[j].weights[1])) / 2, -8, 8)
+            shift[j] = np.clip((special.logit(share) - special.logit(self.model.margins[j].weights[1])) / 2, -8, 8)
         self.theta = replace(self.theta, shift=shift)
 
     def follow(self, margins: Sequence[Margin], total: float) -> None:

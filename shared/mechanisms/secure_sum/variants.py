@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 from shared.estimands.floors import MIN_EVENTS
 from shared.estimands.formulas import Node, QuestionRows, names, parse, values
@@ -59,6 +59,8 @@ __all__ = [
     "pilot_effects",
     "planned_variants",
 ]
+
+special = deferred("scipy.special")
 
 Array = NDArray[np.float64]
 

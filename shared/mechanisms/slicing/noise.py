@@ -31,12 +31,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
+from shared.base.process import deferred
 from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
@@ -44,6 +44,11 @@ from shared.privacy import accountant as privacy
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition
 from shared.privacy.grids import grid_for
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
 
 __all__ = ["ROW_STEP", "Block", "RowCode", "SlicingMechanism", "event", "noise_for"]
 

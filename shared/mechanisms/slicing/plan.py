@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
-import pandas as pd
 
+from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Effort, Extent, Facts, must, unit, widest
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from shared.privacy import accountant as privacy
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate, Origin
     from shared.mechanisms.slicing.projections import ProjectedMoments
     from shared.plans.plan import StudyPlan
+else:
+    pd = deferred("pandas")
 
 __all__ = ["DIRECTION", "PROJECTION", "SlicingPlan"]
 

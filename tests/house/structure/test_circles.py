@@ -241,10 +241,23 @@ def test_what_is_imported_by_a_name_in_a_table_is_seen_too():
     }
     # A fork server loads what its callers name: theirs are the names, and the imports.
     named = {"coordinator/services/compute/fork_server.py", "coordinator/demo/warm.py"}
+    named |= {"shared/base/process.py"}  # `deferred`, of which the next test says what it may load
     assert callers == {"shared/mechanisms/kinds.py", "coordinator/demo/catalogue.py"} | named
     at_run_time = product()[0]
     assert "shared.mechanisms.moments.plan" in at_run_time["shared.mechanisms.kinds"]
     assert "coordinator.demo.network" in at_run_time["coordinator.demo.catalogue"]
+
+
+def test_what_is_imported_when_it_is_first_used_is_no_module_of_ours():
+    names = [
+        node.args[0].value
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "deferred"
+    ]
+    assert {"pandas", "scipy.special"} <= set(names)
+    assert not {name.split(".")[0] for name in names} & set(PACKAGES)
 
 
 # -- the walk and the search find what is planted -----------------------------------------------------------------

@@ -101,6 +101,9 @@ VERBS = (
     _hub("releases"),
     _hub("plan show storm", may=(*STORED, *PRICES)),
     _hub("plan sign {plan} --dry-run", may=(*STORED, *PRICES)),
+    _hub("plan check deploy/studies/cvd.toml", may=(*STORED, *CERTIFICATES, *PRICES)),
+    _hub("plan check deploy/studies/cohorts.toml", may=(*STORED, *CERTIFICATES, *PRICES)),  # noisy moments
+    _hub("plan check deploy/studies/secure-sum.toml", may=(*STORED, *CERTIFICATES, *PRICES)),
     _hub("wave status storm", may=(*STORED, *CERTIFICATES)),
     _hub("wave remind storm 1 --dry-run"),
     _hub("wave close storm 1 --reason late --dry-run"),
