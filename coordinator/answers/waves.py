@@ -12,7 +12,7 @@ import calendar as months
 import datetime as dt
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -198,9 +198,9 @@ class WaveGrid:
     """A study's waves by its sites.
 
     Args:
-        waiting_days: days since the oldest open wave with a missing site opened;
-            None when nobody is waited for.
-        waiting_wave: that wave. waiting_for: its sites that can still be asked.
+        waiting_days: the longest that a site is waited for in a wave that is not closed, in days since the wave opened
+            or, where it joined after that, since it joined; None when nobody is waited for.
+        waiting_wave: that wave. waiting_for: the sites that are waited for in it so long.
     """
 
     study: str
@@ -242,17 +242,29 @@ def grid(store: Store, study: str, today: dt.date) -> WaveGrid:
         _line(store.wave_record(study, wave.number), wave, sites, held[wave.number], known, today)
         for wave in plan.waves
     )
-    waited = [line for line in lines if line.state in ("open", "overdue") and line.awaited]
+    waits = _waits(lines, store)
+    longest = min(waits.values(), default=None)
+    waited = min((wave for (wave, _), since in waits.items() if since == longest), default=None)
     return WaveGrid(
         study=study,
         version=plan.version,
         today=today,
         sites=sites,
         waves=lines,
-        waiting_days=(today - waited[0].opens).days if waited else None,
-        waiting_wave=waited[0].number if waited else None,
-        waiting_for=waited[0].awaited if waited else (),
+        waiting_days=None if longest is None else max((today - longest).days, 0),
+        waiting_wave=waited,
+        waiting_for=tuple(site for (wave, site), since in waits.items() if (wave, since) == (waited, longest)),
     )
+
+
+def _waits(lines: Sequence[WaveLine], store: Store) -> dict[tuple[int, str], dt.date]:
+    """(wave, site) of each that can still be asked -> the day since which it could have sent."""
+    from coordinator.store.site_certificates import joined_days
+
+    open_ = [line for line in lines if line.state in ("open", "overdue")]
+    wanted = {site for line in open_ for site in line.awaited}
+    joined = joined_days(store, [one for one in store.sites() if one.site in wanted])
+    return {(line.number, site): max(line.opens, joined.get(site, line.opens)) for line in open_ for site in line.awaited}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from shared.wire.certificates import (
     BOTH_GOOD_DAYS,
     LATE_TYPE,
     RENEWAL_TYPE,
+    SITE_DAYS,
     CertificateLife,
     LateAnswer,
     RenewalRequest,
@@ -42,7 +43,7 @@ from shared.wire.certificates import (
 )
 from shared.wire.transport import Peer
 
-__all__ = ["SiteCertificates", "SiteOutlook", "issued_by", "new_serial", "outlook"]
+__all__ = ["SiteCertificates", "SiteOutlook", "issued_by", "joined_days", "new_serial", "outlook"]
 
 Issue = Callable[[str, str, int], str]
 """Makes the certificate of a request (PEM), for a site, with a serial number."""
@@ -325,6 +326,26 @@ def issued_by(pem: str, believed: Sequence[str]) -> bool:
     except CertificateRefusal:
         return False
     return True
+
+
+def joined_days(store: Store, sites: Sequence[RegisteredSite]) -> dict[str, dt.date]:
+    """The day on which each site's present membership got its first certificate: from then on it could send.
+
+    A certificate is valid from the beginning of its authority; when it was made follows from its end. Sites without a
+    certificate are left out.
+    """
+    rows: dict[str, list[sa.Row]] = {}
+    for row in store.read(lambda c: c.execute(sa.select(issued).where(issued.c.state == "shown")).all()):
+        rows.setdefault(row.site, []).append(row)
+    days = {}
+    for one in sites:
+        if one.certificate_pem:
+            own = rows.get(one.site, [])
+            now = {row.membership for row in own if row.serial == serial_of(one.certificate_pem)}
+            every = [one.certificate_pem, *(row.certificate_pem for row in own if row.membership in now)]
+            ends = min(certificate_of(pem).not_valid_after_utc for pem in every)
+            days[one.site] = (ends - dt.timedelta(days=SITE_DAYS)).date()
+    return days
 
 
 # Asked in each call, and so written once.

@@ -30,6 +30,8 @@ from coordinator.answers.synthesis import synthesis
 from coordinator.answers.waves import STATES, draft, grid, reminder, scheduled
 from coordinator.cli import main
 from coordinator.services.membership import Members
+from coordinator.store import schema as db
+from coordinator.store.site_certificates import SiteCertificates, _membership, _site, joined_days, new_serial
 from coordinator.store.store import Store
 from shared.base.canonical import parse_json
 from shared.base.keys import Envelope, SigningKey
@@ -37,6 +39,9 @@ from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, StateRef
 from shared.estimands.effects import shown
 from shared.membership.declined import DeclinedNotice
 from shared.plans.plan import StudyPlan, Wave, sign_plan
+from shared.wire.certificates import serial_of
+from shared.wire.transport import Peer
+from site_agent.egress import new_tls_identity
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -160,6 +165,48 @@ def test_a_site_that_takes_part_no_more_is_waited_for_no_more(study):
     assert states(study, 2, TODAY)["gamma"] == "taken out"
     assert "gamma" not in grid(study.store, "cvd", dt.date(2026, 2, 5)).waves[1].missing
     assert "gamma" not in found.waiting_for
+
+
+def joined(study, site: str, day: dt.date, *, serial: int = 0) -> str:
+    """Have a site's first certificate be of that day."""
+    csr = new_tls_identity(site)[1]
+    noon = dt.datetime(day.year, day.month, day.day, 12, tzinfo=dt.UTC)
+    pem = dataclasses.replace(study.authority, now=lambda: noon).issue(csr, site, serial=serial)
+    where = db.sites.c.site == site
+    study.store.write(lambda c: c.execute(db.sites.update().where(where).values(csr_pem=csr, certificate_pem=pem)))
+    return pem
+
+
+def test_a_site_is_waited_for_since_it_joined_where_the_wave_had_opened_before(study):
+    """It was counted from the wave's opening: the study waited a month for a hospital that came yesterday."""
+    study.deliver("alpha", 1)
+    opens, late = study.plan.waves[0].opens, dt.date(2026, 1, 25)
+    joined(study, "gamma", opens + 20 * DAY)
+    found = grid(study.store, "cvd", late)
+    assert (found.waiting_days, found.waiting_for) == ((late - opens).days, ("beta",))
+    assert found.waves[0].awaited == ("beta", "gamma"), "both can be reminded"
+    study.deliver("beta", 1)
+    found = grid(study.store, "cvd", late)
+    assert (found.waiting_days, found.waiting_wave, found.waiting_for) == (4, 1, ("gamma",))
+    joined(study, "gamma", opens - 5 * DAY)
+    assert grid(study.store, "cvd", late).waiting_days == (late - opens).days, "it could have sent when it opened"
+
+
+def test_a_site_joined_when_it_got_its_first_certificate_whatever_it_renewed_since(study):
+    site = joined(study, "gamma", dt.date(2026, 1, 3), serial=1 << 70)
+    day = dt.date(2026, 2, 20)
+    known = {one.site: one for one in study.store.sites()}
+    assert joined_days(study.store, [known["gamma"]]) == {"gamma": dt.date(2026, 1, 3)}
+    csr = new_tls_identity("gamma")[1]
+    first = study.store.enrolment("gamma")
+    number = new_serial(study.store.read(lambda c: _membership(c, _site(c, "gamma"))))
+    noon = dt.datetime(day.year, day.month, day.day, 12, tzinfo=dt.UTC)
+    pem = dataclasses.replace(study.authority, now=lambda: noon).issue(csr, "gamma", serial=number)
+    shown = Peer(role="site", site="gamma", serial=serial_of(pem), certificate_pem=pem)
+    SiteCertificates(study.store).arrived(shown, day)
+    now = study.store.enrolment("gamma")
+    assert (now.certificate_pem, first.certificate_pem) == (pem, site)
+    assert joined_days(study.store, [now, known["beta"]]) == {"gamma": dt.date(2026, 1, 3)}
 
 
 def test_the_grid_asks_the_database_as_often_for_many_sites_as_for_few(tmp_path):

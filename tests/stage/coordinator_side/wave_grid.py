@@ -31,7 +31,7 @@ class Study:
     def __init__(self, home, returning="refresh", sites=("alpha", "beta", "gamma"), quorum=0):
         self.home, self.lead = home, SigningKey.generate()
         self.plan = dataclasses.replace(cohort_plan(), returning=returning, waves=monthly(quorum=quorum))
-        authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
+        self.authority = authority = Authority.create(home, coordinator="tributary-hub", names=("localhost",))
         self.store = Store.open(home)
         self.store.add_plan(sign_plan(self.plan, [self.lead]), self.plan)
         self.keys, self.tables = {}, {}
