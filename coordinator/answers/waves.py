@@ -264,7 +264,9 @@ def _waits(lines: Sequence[WaveLine], store: Store) -> dict[tuple[int, str], dt.
     open_ = [line for line in lines if line.state in ("open", "overdue")]
     wanted = {site for line in open_ for site in line.awaited}
     joined = joined_days(store, [one for one in store.sites() if one.site in wanted])
-    return {(line.number, site): max(line.opens, joined.get(site, line.opens)) for line in open_ for site in line.awaited}
+    return {
+        (line.number, site): max(line.opens, joined.get(site, line.opens)) for line in open_ for site in line.awaited
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

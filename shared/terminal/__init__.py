@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import datetime as dt
+import errno
 import gc
 import json
 import math
@@ -76,6 +77,8 @@ PARTS = {"site-agent": "site", "coordinator": "coordinator", "analyst": "client"
 """Name of a program to the extra of the distribution that it needs."""
 OWN = ("shared", "site_agent", "coordinator", "tributary_meta")
 SHELLS = ("bash", "zsh", "fish")
+UNREAD = 141
+"""Exit code of a command whose output nobody reads any more: as shells have it of a program that SIGPIPE ends."""
 LEAST = 8
 """Letters that every column of a table is left, before ids and numbers of others are kept whole."""
 
@@ -125,8 +128,8 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         app: the typer application.
         name: program name for the help text.
         argv: arguments without the program; None takes the process's own.
-    Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, 130 after Ctrl-C, or 1 after an
-        error that nobody foresaw.
+    Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, 130 after Ctrl-C, `UNREAD` where
+        what reads the output ended first (``| head``), or 1 after an error that nobody foresaw.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Starting allocates some hundred thousand objects that stay: to search them for garbage is a tenth of its time.
@@ -141,9 +144,14 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     from shared.terminal.reached import reached
 
     app = reached(app, arguments)
-    if "--json" in arguments:
-        return _run_for_a_program(app, name, arguments)
-    return _run(app, name, arguments)
+    try:
+        return (_run_for_a_program if "--json" in arguments else _run)(app, name, arguments)
+    except BrokenPipeError:  # as a refusal was shown
+        from click.utils import PacifyFlushWrapper
+
+        for stream in ("stdout", "stderr"):
+            setattr(sys, stream, PacifyFlushWrapper(getattr(sys, stream)))
+        return UNREAD
 
 
 def _complete(name: str, arguments: list[str]) -> None:
@@ -186,6 +194,10 @@ def _run(app: Callable[..., Any], name: str, arguments: list[str]) -> int:
     try:
         app(args=arguments, prog_name=name)
     except SystemExit as leave:
+        from click.utils import PacifyFlushWrapper  # what click puts in the place of a pipe that nobody reads
+
+        if isinstance(sys.stdout, PacifyFlushWrapper):
+            return UNREAD
         return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
     except KeyboardInterrupt:
         return 130
@@ -397,6 +409,10 @@ def console(*, stderr: bool = False) -> Console:
             for segment in super().render(renderable, options):
                 plain_text = segment.control or not _COMMANDS.search(segment.text)
                 yield segment if plain_text else Segment(inert(segment.text), segment.style)
+
+        def on_broken_pipe(self) -> None:
+            """Nobody reads on: end as click does where a bare print meets that. Raises: BrokenPipeError."""
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else WIDTH

@@ -1,11 +1,12 @@
 """Checks an audit export of Tributary with nothing but Python and the `cryptography` package.
 
-Run ``python verify.py`` in the folder it lies in. It reads the other files and nothing else, opens no connection and
-changes nothing. What it shows: the record was signed entry by entry by one key; no entry was changed, reordered or, if
-it is about this study, left out; what became of each charge follows the agent's own rules, step by step; each release
-was drawn under a plan that the keys named as the lead's had signed and that a person had approved, the signed approval
-in the ledger with its tick on what the posture leaves open; and each delivery that the ledger notes was approved before
-by named people, over the bytes named, a tick on each warning that the outcomes name.
+Run ``python verify.py`` in the folder it lies in, or ``python verify.py FOLDER`` for an export that lies elsewhere. It
+reads the files of that export and nothing else, opens no connection and changes nothing. What it shows: the record was
+signed entry by entry by one key; no entry was changed, reordered or, if it is about this study, left out; what became
+of each charge follows the agent's own rules, step by step; each release was drawn under a plan that the keys named as
+the lead's had signed and that a person had approved, the signed approval in the ledger with its tick on what the
+posture leaves open; and each delivery that the ledger notes was approved before by named people, over the bytes named,
+a tick on each warning that the outcomes name.
 
 ``--coordinator-list FILE`` takes what the coordinator signed of this site (there: ``coordinator log list SITE STUDY
 --out FILE``), and shows that the record is the whole of it: every head that the coordinator witnessed is one of this
@@ -28,6 +29,7 @@ import itertools
 import json
 import math
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -285,9 +287,8 @@ class KeyChain:
             at = (said["seq"], said["head"]) == (seq - 1, before)
             must(at or again, f"{what} must be for the place where it stands")
             release, lost = said["role"] == "release", said["action"] == "replace"
-            must(
-                "the key before" in signers or (release and lost), f"{what} must be signed by the release key before it"
-            )
+            followed = "the key before" in signers or (release and lost)
+            must(followed, f"{what} must be signed by the release key before it")
             must("the new key" in signers or not shown, f"{what} must be signed by the new key")
             # Whoever lost a key cannot sign with it: the others do, as far as there are any.
             able = {name for name, own in here.items() if set(own) & self.listed}
@@ -703,9 +704,8 @@ class VerifiedRelease:
         same = (self.charged["cap_epsilon"], self.charged["delta"]) == (budget["epsilon"], budget["delta"])
         self.must(same, "its charge must be held to the plan's budget")
         drawn = by["drawing"]["seq"]
-        witnessed = any(
-            e["kind"] == "anchor" and self.entries[0]["seq"] <= e["body"]["seq"] < drawn for e in self.entries
-        )
+        heads = [e["body"]["seq"] for e in self.entries if e["kind"] == "anchor"]
+        witnessed = any(self.entries[0]["seq"] <= seq < drawn for seq in heads)
         self.must(witnessed, "its charge must have been witnessed before it was drawn")
         approval = plans.in_force(self.charged["plan_hash"], drawn, self.name)
         self.declines(persons)
@@ -729,9 +729,8 @@ class VerifiedRelease:
         self.must(self.gone or self.receipt is not None, "its receipt must be here")
         if self.receipt is not None:
             receipt = self.receipt
-            self.must(
-                sha(self.files["receipt.json"]) == self.stated["receipt_sha256"], "the receipt must be the sealed one"
-            )
+            same = sha(self.files["receipt.json"]) == self.stated["receipt_sha256"]
+            self.must(same, "the receipt must be the sealed one")
             same = all(receipt[item] == self.charged[item] for item in ("event", "epsilon", "delta", "wave"))
             self.must(same, "the receipt must state the charged event and price")
             # Its own cap; until version 0.1 what the ledger had charged by then, which is below it.
@@ -1066,9 +1065,8 @@ def listed(
     must(keys["witness_key"], "the site must have pinned the coordinator's key")
     body, names, _ = opened("the coordinator's list", data, "site-list", {"coordinator": [keys["witness_key"]]})
     must(names, "the coordinator's list must be signed by the key that the site has pinned")
-    must(
-        (body["site"], body["study"]) == (keys["site"], study), "the coordinator's list must be of this site and study"
-    )
+    same = (body["site"], body["study"]) == (keys["site"], study)
+    must(same, "the coordinator's list must be of this site and study")
     heads = body["anchors"]
     newest = max((head["line"] for head in heads), default=0)
     left = {(one["body"]["seq"], one["body"]["head"]) for one in recoveries(entries)}
@@ -1209,6 +1207,7 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
     """Check everything; the sentences to print. Raises: Wrong."""
     paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    must({"keys.json", "manifest.json"} & files.keys(), f"{folder} must be the folder of an audit export")
     agent = {"agent": [json.loads(files["keys.json"])["release_key"]]}
     manifest, names, _ = opened("manifest.json", files.pop("manifest.json"), "audit-export", agent)
     must(names, "the list of files must be signed by the site's release key")
@@ -1268,17 +1267,14 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
         lines.append("! Whether this is the newest record, and all of it, only the coordinator's list shows:")
         lines.append("  coordinator log list SITE STUDY --out FILE, then python verify.py --coordinator-list FILE")
     if found["old"]:
-        lines.append(
-            f"! {found['old']} entries are from before entries had tags: whether they are of this study is open"
-        )
-    for name in found["late"]:
-        lines.append(f"! {name}: its delivery was noted after its plan's approval was revoked")
-    for name in found["interrupted"]:
-        lines.append(f"! {name}: its delivery was noted during a pause")
-    for name in found["open"]:
-        lines.append(
-            f"! {name}: the ledger was put back, and nothing here shows who approved it before it was delivered"
-        )
+        words = "entries are from before entries had tags: whether they are of this study is open"
+        lines.append(f"! {found['old']} {words}")
+    noted = {
+        "late": "its delivery was noted after its plan's approval was revoked",
+        "interrupted": "its delivery was noted during a pause",
+        "open": "the ledger was put back, and nothing here shows who approved it before it was delivered",
+    }
+    lines += [f"! {name}: {words}" for kind, words in noted.items() for name in found[kind]]
     return [
         *lines,
         "Compare these keys with the people they belong to:",
@@ -1288,12 +1284,14 @@ def check(folder: Path, bundles: list[Path], coordinator_list: Path | None = Non
 
 def main() -> int:
     """0 when everything holds, 1 when something does not."""
-    parser = argparse.ArgumentParser(description="Checks the audit export in whose folder it lies.")
-    parser.add_argument("bundles", nargs="*", type=Path, help="bundle files, to check that they are sealed ones")
+    parser = argparse.ArgumentParser(description="Checks the audit export in whose folder it lies, or FOLDER.")
+    parser.add_argument("named", nargs="*", type=Path, metavar="FOLDER | BUNDLE", help="an export; its sealed bundles")
     parser.add_argument("--coordinator-list", type=Path, help="what coordinator log list wrote for this site and study")
     given = parser.parse_args()
+    at = [] if given.named and given.named[0].is_dir() else [Path(__file__).resolve().parent]
+    folder, *bundles = at + list(given.named)
     try:
-        for line in check(Path(__file__).resolve().parent, given.bundles, given.coordinator_list):
+        for line in check(folder, bundles, given.coordinator_list):
             sys.stdout.write(f"{'✓ ' if line.endswith('.') else ''}{line}\n")
     except Exception as error:  # whatever stops a reader of other people's files, they are not as they were exported
         sys.stdout.write(f"✗ {error if isinstance(error, Wrong) else f'a file is damaged ({type(error).__name__})'}\n")
@@ -1302,4 +1300,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):  # where what reads this ends first (| head), it ends as other programs do
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -146,3 +146,40 @@ def test_a_command_ends_without_a_search_for_what_goes_with_its_process_anyway()
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
+
+
+UNREAD = """
+import sys
+from shared import terminal
+
+app = terminal.application("x")
+
+
+@app.command()
+def show(json: bool = False):
+    if ROWS < 0:
+        raise terminal.UsageRefusal("it must work", given="not", next_step="Nothing.")
+    for row in range(ROWS):
+        terminal.emit({"row": row}, as_json=json, show=lambda out: out.print("hello " * 30))
+
+
+sys.stdin.readline()  # until nobody reads
+raise SystemExit(terminal.run(app, name="x"))
+"""
+
+
+@pytest.mark.parametrize("rows", [-1, 1, 5000])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_command_that_nobody_reads_any_more_ends_without_a_word(rows, options):
+    """`analyst pool … | head` ended with 1, the code of a command that failed; a refusal with a traceback."""
+    code = UNREAD.replace("ROWS", str(rows))
+    pipe, both = subprocess.PIPE, rows < 0  # a refusal is on stderr: as with 2>&1
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *options], stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT if both else pipe
+    )
+    with process:
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        said = b"" if both else process.stderr.read()
+    assert (process.returncode, said) == (terminal.UNREAD, b"")

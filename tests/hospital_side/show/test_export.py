@@ -6,7 +6,9 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -110,6 +112,37 @@ def test_a_stranger_is_convinced_by_the_script_alone(exported, tmp_path):
             [sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, env={}
         )
         assert (done.returncode, done.stdout[:1], done.stderr) == (1, "✗", ""), damage[:20]
+
+
+def test_the_script_checks_the_export_of_another_folder_and_says_where_there_is_none(exported, tmp_path):
+    """A folder was read as a bundle: the untouched export of it was called damaged."""
+    script = tmp_path / "elsewhere" / "verify.py"
+    script.parent.mkdir()
+    script.write_bytes((exported / "verify.py").read_bytes())
+
+    def run(*named: Path) -> subprocess.CompletedProcess:
+        argv = [sys.executable, "-I", str(script), *map(str, named)]
+        return subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env={})
+
+    own = subprocess.run([sys.executable, "-I", str(exported / "verify.py")], capture_output=True, text=True, env={})
+    assert (run(exported).returncode, run(exported).stdout) == (0, own.stdout)
+    path = exported / "keys.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    done = run(exported)
+    assert (done.returncode, done.stdout[0]) == (1, "✗")
+    done = run()
+    assert (done.returncode, "elsewhere must be the folder of an audit export" in done.stdout) == (1, True)
+
+
+def test_the_script_ends_without_a_word_where_nobody_reads_its_lines(exported):
+    """`python verify.py | head -1` wrote that a file is damaged."""
+    pipe = subprocess.PIPE
+    read, write = os.pipe()
+    os.close(read)
+    argv = [sys.executable, "-I", str(exported / "verify.py")]
+    done = subprocess.run(argv, stdout=write, stderr=pipe, env={})
+    os.close(write)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b""), "a shell says 141"
 
 
 def test_the_script_needs_the_standard_library_and_cryptography_only(exported):
