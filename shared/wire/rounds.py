@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWER_TYPE",
     "ORDER_TYPE",
+    "PASSED_BY",
     "Answered",
     "RoundOrder",
     "node_id",
@@ -44,6 +45,8 @@ __all__ = [
 
 ORDER_TYPE = "application/vnd.tributary.round+json"
 ANSWER_TYPE = "application/vnd.tributary.round-answer+json"
+PASSED_BY = "a site must be among those with which the sum goes on"
+"""What must hold of a site for the sum to ask it for more: the refusal of one that was left behind."""
 FORMAT = b"tributary-weights/1\n"
 HEADER_CAP = 4096
 NUMBERS_CAP = 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,9 +31,15 @@ _STAYS = (
     "once this site's keys are given, its secrets are in this process alone."
 )
 _NOT_ASKED = (
-    "The coordinator asked this site for nothing: the sum has not begun, or it went on without this site. The study "
-    "lead sees which (coordinator federate status)."
+    "The coordinator asks this site for nothing now: the sum has not begun, or waits for other sites. The study lead "
+    "sees which (coordinator federate status)."
 )
+_LOST = (
+    "Stopped after this site's keys were given. Their secrets went with this process, so that this site gives nothing "
+    "more to this sum. {} So that the others need not wait, site-agent federate {} once more says it to the "
+    "coordinator."
+)
+_GOES_ON = "Stopped. What was given is kept, and nothing is lost: site-agent federate {} --wait 60 goes on."
 
 
 @verb(app, noted="federate")
@@ -57,6 +63,7 @@ def federate(
     if plan.release.follow:
         return _given(desk, plan, wait, json, dry_run)
     done: list[tuple[str, int]] = []
+    stopped = f"{_GOES_ON.format(study)} A round that was begun and not answered is given up; its charge stays."
     fetched = False
     if plan.flow:
         if not dry_run:
@@ -73,7 +80,7 @@ def federate(
     desk.require_running()
     source = desk.config.source(study)
     if not dry_run:
-        with desk.egress() as egress:
+        with _heard_on_stop(lambda: stopped), desk.egress() as egress:
             rounds.take_part(
                 rounds.Participant(
                     plan=plan,
@@ -132,7 +139,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         console(stderr=True).print(_STAYS.format(wait))
     if not dry_run:
         member_of(desk.ledger, desk.config.site, plan)
-        with desk.egress() as egress:
+        with _heard_on_stop(lambda: _stopped_sum(desk, plan)), desk.egress() as egress:
             give(
                 Participant(
                     plan=plan,
@@ -162,6 +169,27 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         *([_NOT_ASKED] if not (done or own.finished or dry_run) else []),
         screen.next_step("site-agent budget" if own.finished else step),
     )
+
+
+@contextmanager
+def _heard_on_stop(words: Callable[[], str]) -> Iterator[None]:
+    """Say after Ctrl-C where this site's part stands and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(words(), err=True)
+        raise
+
+
+def _stopped_sum(desk: Desk, plan: StudyPlan) -> str:
+    from shared.mechanisms.secure_sum.steps import SumStep
+    from site_agent.training.secure_sum.member import member_of, what_it_costs
+
+    hold = member_of(desk.ledger, desk.config.site, plan).hold
+    if SumStep.OPEN in hold.begun:
+        return "Stopped. This site had given all its part."
+    offered = SumStep.OFFER in hold.begun or any(not one.answer for one in hold.begun.values())
+    return _LOST.format(what_it_costs(hold), plan.study) if offered else _GOES_ON.format(plan.study)
 
 
 @contextmanager

@@ -21,9 +21,11 @@ from shared.errors import (
     LockedRefusal,
     NetworkRefusal,
     Refusal,
+    StateRefusal,
 )
 from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan
+from shared.wire.rounds import PASSED_BY
 from site_agent.decide import reconciliation
 
 if TYPE_CHECKING:
@@ -510,14 +512,17 @@ class AgentRound:
             self._report(plan.study, f"sum {what}", detail=detail)
 
         with self.desk.egress() as egress:
-            give(
-                Participant(
-                    plan=plan,
-                    source=self.desk.config.source(plan.study),
-                    site=self.site(egress),
-                    door=egress,
-                    today=self.now.today,
-                    locked=self.desk.locked,
-                ),
-                progress=progress,
+            own = Participant(
+                plan=plan,
+                source=self.desk.config.source(plan.study),
+                site=self.site(egress),
+                door=egress,
+                today=self.now.today,
+                locked=self.desk.locked,
             )
+            try:
+                give(own, progress=progress)
+            except StateRefusal as refusal:
+                if refusal.must != PASSED_BY:
+                    raise
+                self._report(plan.study, "sum went on without this site", detail=refusal.next_step)

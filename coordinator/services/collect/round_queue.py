@@ -25,7 +25,8 @@ from shared.base.canonical import sha256_hex
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import Refusal, ReplayRefusal, RoleRefusal, RoundsRefusal, StateRefusal
-from shared.wire.rounds import Answered, RoundOrder, open_answer, open_order, step_of, unpack
+from shared.mechanisms.secure_sum.steps import SumStep
+from shared.wire.rounds import PASSED_BY, Answered, RoundOrder, open_answer, open_order, step_of, unpack
 from shared.wire.site_messages import RoundAnswer, RoundReceipt, RoundReply
 
 if TYPE_CHECKING:
@@ -246,7 +247,10 @@ class RoundQueue:
         return self._read(lambda c: c.execute(query).first())
 
     def _own_step(self, site: RegisteredSite, last: sa.Row[tuple[object, ...]]) -> RoundReply:
-        """A site's own order in the step of a sum that was asked last, until it is answered."""
+        """A site's own order in the step of a sum that was asked last, until it is answered.
+
+        Raises: StateRefusal, where that step is not asked of this site and no newer plan waits for a sum of its own.
+        """
         query = (
             sa.select(_orders)
             .join(_of, _of.c.asked == _orders.c.number)
@@ -258,8 +262,22 @@ class RoundQueue:
         )
         row = self._read(lambda c: c.execute(query).first())
         if row is None or step_of(row.round) != step_of(last.round):
+            self._require_asked(site, last)
             return RoundReply()
         return RoundReply(envelope=bytes(row.envelope), content=bytes(row.content))
+
+    def _require_asked(self, site: RegisteredSite, last: sa.Row[tuple[object, ...]]) -> None:
+        step = step_of(last.round)
+        query = sa.select(_orders.c.round).join(_of, _of.c.asked == _orders.c.number).where(_of.c.site == site.site)
+        query = query.where((_orders.c.plan_hash == last.plan_hash) & (_orders.c.kind == "sum"))
+        mine = {step_of(number) for number in self._read(lambda c: c.execute(query).scalars().all())}
+        if step not in mine and self._store.plan(str(last.study)).plan.hash == last.plan_hash:
+            raise StateRefusal(
+                PASSED_BY,
+                given=f"one that is not asked for its {SumStep(step).title}",
+                next_step="Nothing more is asked of this site in this sum. The study lead sees which sites are in it "
+                "(coordinator federate status).",
+            )
 
     def _require_readable(self, said: Answered, content: bytes) -> None:
         asked = sa.select(_orders.c.kind).where((_orders.c.digest == said.asked) & (_orders.c.kind == "sum"))

@@ -16,9 +16,9 @@ from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal
 from shared.mechanisms.secure_sum.sent_look import SentLook, is_within
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.privacy.stated import shown_delta, shown_epsilon
-from shared.wire.rounds import RoundOrder
+from shared.wire.rounds import PASSED_BY, RoundOrder
 from site_agent.ledger.files import write_whole
-from site_agent.training.secure_sum.member import ORDER, SumMember, member_of
+from site_agent.training.secure_sum.member import NEXT_SUM, ORDER, SumMember, member_of, passed_by, what_it_costs
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -54,6 +54,10 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
     Raises: StateRefusal (none does), IntegrityRefusal (another content than was signed), PlanRefusal.
     """
     member = member_of(ledger, site, plan)
+    if passed_by(ledger, member.hold):
+        raise StateRefusal(
+            PASSED_BY, given="one that the sum went on without", next_step=f"{what_it_costs(member.hold)} {NEXT_SUM}"
+        )
     path = ledger.folder(member.hold) / ORDER
     if not path.exists() or SumStep.OFFER in member.hold.begun:
         raise StateRefusal(

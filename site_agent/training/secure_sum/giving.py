@@ -40,9 +40,17 @@ from shared.mechanisms.secure_sum.influences import noisy_level
 from shared.mechanisms.secure_sum.messages import Agreement, Roster, SealedShares, Survivors, ToldLevel
 from shared.mechanisms.secure_sum.site import SumSite
 from shared.mechanisms.secure_sum.steps import LookOrder, SiteAnswer, SumStep
-from shared.wire.rounds import RoundOrder, number_of, place_of, step_of
+from shared.wire.rounds import PASSED_BY, RoundOrder, number_of, place_of, step_of
 from site_agent.ledger.files import private_folder, sealed_answer, write_whole
-from site_agent.training.secure_sum.member import ORDER, OwnRecords, SumMember, member_of
+from site_agent.training.secure_sum.member import (
+    NEXT_SUM,
+    ORDER,
+    PASSED,
+    OwnRecords,
+    SumMember,
+    member_of,
+    what_it_costs,
+)
 
 if TYPE_CHECKING:
     from shared.base.randomness import Noise
@@ -76,7 +84,8 @@ def give(
 
     From the offer of its keys until its opening a process waits `held` seconds instead.
 
-    Raises: any `Refusal`; nothing is lost by it while the process lives and no keys were offered.
+    Raises: StateRefusal (the sum went on without this site; noted beside the release), any other `Refusal`; nothing is
+        lost by it while the process lives and no keys were offered.
     """
     plan, door = own.plan, own.door
     require(*plan.release.needs)
@@ -89,7 +98,7 @@ def give(
         plan.require_current(own.today + dt.timedelta(seconds=time.monotonic() - began))
         end = asked + (max(wait, held) if work.holding else wait)
         try:
-            found = door.next_round(plan.study)
+            found = work.next_order()
             if found is not None and found[0].plan_hash == plan.hash:
                 with own.locked():
                     over = work.answer(*found)
@@ -135,6 +144,25 @@ class SumWork:
     def holding(self) -> bool:
         """True if this process has secrets that the sum still needs."""
         return self._sum is not None
+
+    def next_order(self) -> tuple[RoundOrder, bytes] | None:
+        """What is asked of this site now. Raises: StateRefusal, where the sum went on without it: for good."""
+        hold = member_of(self.ledger, self.at.name, self.plan).hold
+        folder = self.ledger.folder(hold)
+        try:
+            found = self.door.next_round(self.plan.study)
+            if found is not None:
+                (folder / PASSED).unlink(missing_ok=True)
+            return found
+        except StateRefusal as refusal:
+            if not refusal.must.startswith(PASSED_BY):  # by the channel a refusal is one sentence
+                raise
+            private_folder(folder)
+            write_whole(folder / PASSED, canonical_json({"said": refusal.must}), "sum.passed")
+            self._sum = None
+            raise StateRefusal(
+                PASSED_BY, given="one that the sum went on without", next_step=f"{what_it_costs(hold)} {NEXT_SUM}"
+            ) from None
 
     def answer(self, said: RoundOrder, content: bytes) -> bool:
         """Answer a verified order, once. Returns: whether nothing more will be asked of this process."""

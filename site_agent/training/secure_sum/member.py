@@ -27,7 +27,21 @@ if TYPE_CHECKING:
     from site_agent.ledger.book import Hold, Ledger
     from site_agent.release.site import WorkingSite
 
-__all__ = ["OwnRecords", "SiteSumPart", "SumMember", "awaited", "member_of", "over", "part_in_sum", "sum_of"]
+__all__ = [
+    "NEXT_SUM",
+    "ORDER",
+    "PASSED",
+    "OwnRecords",
+    "SiteSumPart",
+    "SumMember",
+    "awaited",
+    "member_of",
+    "over",
+    "part_in_sum",
+    "passed_by",
+    "sum_of",
+    "what_it_costs",
+]
 
 Array = NDArray[np.float64]
 
@@ -54,6 +68,7 @@ class SiteSumPart:
     Args:
         release_id: of its pilot; blank before there is one. state: of that release, or ``no pilot yet``.
         answered, given_up: steps that were answered; steps begun without an answer.
+        passed_by: True if the coordinator said that the sum went on without this site.
         waits: True if the sum waits for an approver's consent. finished: True if no further step is possible.
         consents: names of those who have consented. needed: consents required.
         epsilon: of pilot, level and sum together, with the plan's colluders. seen_by: the same by colluding parties.
@@ -67,6 +82,7 @@ class SiteSumPart:
     state: str = "no pilot yet"
     answered: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
+    passed_by: bool = False
     waits: bool = False
     finished: bool = False
     consents: tuple[str, ...] = ()
@@ -128,8 +144,9 @@ def part_in_sum(ledger: Ledger, plan: StudyPlan) -> SiteSumPart:
         state=hold.state,
         answered=tuple(SumStep(number).title for number, one in begun if one.answer),
         given_up=tuple(SumStep(number).title for number, one in begun if not one.answer),
-        waits=asked and not consented,
-        finished=over(hold),
+        passed_by=passed_by(ledger, hold),
+        waits=asked and not consented and not passed_by(ledger, hold),
+        finished=over(hold) or passed_by(ledger, hold),
         consents=hold.consents,
         needed=hold.approvals_needed,
     )
@@ -143,9 +160,32 @@ def over(hold: Hold) -> bool:
 def awaited(ledger: Ledger, plan: StudyPlan) -> bool:
     """True if the sum may still send orders to this site; unlike `part_in_sum` it computes no price."""
     hold = _pilot(ledger, plan)
-    return hold is not None and hold.state == "delivered" and not over(hold)
+    return hold is not None and hold.state == "delivered" and not over(hold) and not passed_by(ledger, hold)
 
 
+def passed_by(ledger: Ledger, hold: Hold) -> bool:
+    """True if the coordinator said that the sum went on without this site."""
+    return (ledger.folder(hold) / PASSED).exists()
+
+
+def what_it_costs(hold: Hold) -> str:
+    """What a sum that goes on without this site has of it, and costs it, in a few sentences."""
+    answers = {step for step, one in hold.begun.items() if one.answer}
+    if SumStep.MASK in answers:
+        given = "Its masked numbers were given, and are added up if they came in time"
+    elif SumStep.LEVEL in answers:
+        given = "Nothing of its records is added up; two noisy counts, the level of its events, were given"
+    else:
+        given = "Nothing of its records was given to it"
+    return (
+        f"{given}. It costs this site nothing more: the price was charged with the pilot, once, and its pilot counts "
+        "among the releases as before."
+    )
+
+
+NEXT_SUM = "There is nothing to run here. The study lead can sum again under a new version of the plan."
+PASSED = "sum-passed-by.json"
+"""Note beside the release that the sum went on without this site; nothing more is asked of it under this plan."""
 ORDER = "sum-order.json"
 """The order of the step to which an approver consents, beside the release: signed words and content."""
 

@@ -8,6 +8,7 @@ nothing opened, never in two openings or in a charge too few.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -108,7 +109,12 @@ def test_a_site_that_is_killed_is_a_drop_out_charged_and_the_sum_is_that_of_the_
     monkeypatch.undo()
     given = {number: one.answer for number, one in victim.hold.begun.items() if one.answer}
     victim.ledger.recover()
-    victim.give(wait=0)
+    said = nullcontext() if time == SumStep.OPEN else pytest.raises(StateRefusal, match="with which the sum goes on")
+    with said as refused:
+        victim.give(wait=0)
+    if refused is not None:
+        masked = SumStep.MASK in given
+        assert ("masked numbers were given" in refused.value.next_step) is masked
     assert {number: one.answer for number, one in victim.hold.begun.items() if one.answer} == given
     assert victim.ledger.verify()
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from stage.mechanisms.summed import SumStage, stage
+from stage.mechanisms.summed import Dies, Hospital, SumStage, stage
 
 from coordinator.services.collect.round_queue import RoundQueue
 from coordinator.services.collect.sum_queue import SumQueue
 from shared.errors import PlanRefusal, ReplayRefusal, StateRefusal
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
+from shared.wire.rounds import PASSED_BY
+from site_agent.cli import federating
+from site_agent.ledger.holds import Round
 from site_agent.training.secure_sum import giving
-from site_agent.training.secure_sum.member import OwnRecords, member_of
+from site_agent.training.secure_sum.member import OwnRecords, awaited, member_of, part_in_sum
 
 __all__ = ["stage"]  # the fixture
 
@@ -111,6 +115,67 @@ def test_a_site_under_another_key_than_the_plan_s_is_no_member(asked):
         release.require_site(names[0], release.members[names[1]])
     with pytest.raises(PlanRefusal, match="among the members"):
         release.require_site("elsewhere", release.members[names[0]])
+
+
+def test_a_site_that_the_sum_went_on_without_is_told_so_and_what_it_costs(stage):
+    """It heard that the sum has not begun or went on without it; a consent to its old order was taken as any other."""
+    silent, asked = stage.hospitals["north"], stage.hospitals["south"]
+    silent.start = lambda **_: setattr(silent, "thread", ended()) or silent.thread
+    silent.give(wait=0)
+    assert not silent.said, "not begun"
+    before = len(silent.ledger.entries())
+    stage.whole(gone=["north"])
+    with pytest.raises(StateRefusal, match="with which the sum goes on") as refused:
+        silent.give(wait=0)
+    assert refused.value.must == PASSED_BY
+    assert "Nothing of its records was given" in refused.value.next_step
+    assert "nothing more" in refused.value.next_step
+    assert len(silent.ledger.entries()) == before
+    own = part_in_sum(silent.ledger, stage.plan)
+    assert (own.passed_by, own.finished, own.waits) == (True, True, False)
+    assert not awaited(silent.ledger, stage.plan)
+    with pytest.raises(StateRefusal) as consent:
+        silent.consent()
+    assert (consent.value.must, consent.value.next_step) == (PASSED_BY, refused.value.next_step)
+    asked.give(wait=0)
+    assert not part_in_sum(asked.ledger, stage.plan).passed_by, "it is in the sum"
+
+
+def test_a_site_that_consents_too_late_is_told_so_and_gives_no_keys(stage):
+    late = stage.hospitals["north"]
+    late.consent = lambda: (_ for _ in ()).throw(Dies("nobody is there"))
+    opened = stage.whole(gone=["north"])
+    assert (late.answered, 2 in opened.parts) == ([SumStep.LEVEL], False)
+    assert part_in_sum(late.ledger, stage.plan).waits
+    with pytest.raises(StateRefusal, match="with which the sum goes on") as refused:
+        late.give(wait=0)
+    assert "two noisy counts" in refused.value.next_step
+    with pytest.raises(StateRefusal, match="with which the sum goes on"):
+        Hospital.consent(late)
+    assert SumStep.OFFER not in late.hold.begun
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (0, "site-agent federate hearts --wait 60 goes on"),
+        (SumStep.LEVEL, "site-agent federate hearts --wait 60 goes on"),
+        (SumStep.OFFER, "Their secrets went with this process"),
+        (SumStep.OPEN, "had given all its part"),
+    ],
+)
+def test_ctrl_c_says_where_the_site_stands_in_the_sum_and_how_it_goes_on(stage, capsys, steps, words):
+    """It ended without a word."""
+    hospital = stage.hospitals["north"]
+    begun = {number: Round(asked="a", answer="b") for number in range(1, steps + 1)}
+    hold = replace(hospital.hold, begun=begun)
+    ledger = SimpleNamespace(signer=hospital.ledger.signer, holds=lambda study: [hold])
+    desk = SimpleNamespace(ledger=ledger, config=SimpleNamespace(site="north"))
+    with pytest.raises(KeyboardInterrupt), federating._heard_on_stop(lambda: federating._stopped_sum(desk, stage.plan)):
+        raise KeyboardInterrupt
+    said = capsys.readouterr().err
+    assert said.startswith("Stopped")
+    assert words in said
 
 
 def test_a_sum_begins_without_a_pilot_only_where_that_is_said(tmp_path):
