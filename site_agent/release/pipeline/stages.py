@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIGURES",
+    "NETWORK",
     "STAGES",
     "WEIGHTS",
     "Progress",
@@ -38,6 +39,7 @@ class ReleaseStage(StrEnum):
     READ = "reading the table"
     ENCODE = "encoding"
     FIT = "fitting the flow"
+    PLACE = "fitting the latent space, and placing persons in it"
     MEASURE = "taking the figures"
     DRAW = "adding the noise"
     DECODE = "decoding and shuffling"
@@ -63,6 +65,10 @@ WEIGHTS: dict[ReleaseStage, float] = {
 }
 STAGES: tuple[ReleaseStage, ...] = tuple(WEIGHTS)
 """Stages of a release of rows."""
+# Of a network no flow is fitted: each person has a place among those held out.
+NETWORK: dict[ReleaseStage, float] = {
+    ReleaseStage.PLACE if stage is ReleaseStage.FIT else stage: share for stage, share in WEIGHTS.items()
+}
 # Of noisy figures nothing is fitted, decoded or attacked: what is to be noised is taken, and noised.
 FIGURES: dict[ReleaseStage, float] = {
     ReleaseStage.RESERVE: 2,
@@ -74,7 +80,7 @@ FIGURES: dict[ReleaseStage, float] = {
     ReleaseStage.CHECKS: 8,
     ReleaseStage.HOLD: 1,
 }
-_ASKED = (ReleaseStage.READ, ReleaseStage.ENCODE, ReleaseStage.FIT, ReleaseStage.MEASURE, ReleaseStage.AUDIT)
+_ASKED = tuple(ReleaseStage[name] for name in ("READ", "ENCODE", "FIT", "PLACE", "MEASURE", "AUDIT"))
 """Stages before each of which, and within, a pause ends the work."""
 Progress = Callable[[ReleaseStage, float, float | None], None]
 """Called with the stage, the share of the whole that is done, and the seconds left (None while unknown)."""
@@ -139,7 +145,9 @@ def weights_of(plan: StudyPlan) -> Mapping[ReleaseStage, float]:
     """The stages of a release under a plan, in order, with rough shares of its time."""
     from shared.mechanisms.base import Aggregates
 
-    return FIGURES if isinstance(plan.release, Aggregates) else WEIGHTS
+    if isinstance(plan.release, Aggregates):
+        return FIGURES
+    return WEIGHTS if plan.release.edges is None else NETWORK
 
 
 class ReleaseClock:
@@ -167,7 +175,8 @@ class ReleaseClock:
 
     def enter(self, stage: ReleaseStage) -> None:
         """A stage begins, and the one before it is over."""
-        stage = ReleaseStage.MEASURE if stage is ReleaseStage.FIT and stage not in self.weights else stage
+        if stage is ReleaseStage.FIT and stage not in self.weights:
+            stage = next(other for other in (ReleaseStage.MEASURE, ReleaseStage.PLACE) if other in self.weights)
         if stage not in self.weights:
             if stage in _ASKED:
                 self.require()

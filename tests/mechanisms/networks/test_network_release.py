@@ -57,6 +57,7 @@ from site_agent.records import table as records
 from site_agent.release import fitting
 from site_agent.release.outbox import Outbox
 from site_agent.release.pipeline.rehearsal import rehearse
+from site_agent.release.pipeline.stages import NETWORK, ReleaseStage
 from site_agent.release.site import WorkingSite
 
 
@@ -384,11 +385,20 @@ def test_the_hold_out_may_choose_the_dimension_and_the_receipt_is_the_plan_s(war
 
 
 def test_a_rehearsal_draws_a_network_from_the_dictionary_alone(tmp_path, study):
+    stages: list[ReleaseStage] = []
     done = rehearse(
-        plan=study, folder=tmp_path / "r", name="north", agent_version="0.1.0", floors=SiteFloors(), today=TODAY
+        plan=study,
+        folder=tmp_path / "r",
+        name="north",
+        agent_version="0.1.0",
+        floors=SiteFloors(),
+        today=TODAY,
+        progress=lambda stage, share, left: stages.append(stage),
     )
     assert done.refused is None
     assert NEIGHBOURS in done.release.table.columns
+    assert tuple(dict.fromkeys(stages)) == tuple(NETWORK), "its stages were those of a flow"
+    assert ReleaseStage.FIT not in stages
 
 
 @pytest.mark.parametrize("first", [{"communities": 2}, {"by": "ward"}])
