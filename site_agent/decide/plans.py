@@ -113,6 +113,7 @@ class ApprovalMemory(Protocol):
         """
 
     def plan_revoked(self, study: str, version: int) -> bool: ...
+    def left_study(self, study: str) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,6 +361,12 @@ class Plans:
         plan.require_current(now.today)
         approval = self.approval(study, plan.version, current=True)
         step = f"Run site-agent plan show {study}, then plan approve {study} --as NAME."
+        if approval is None and self.memory.left_study(study):
+            raise ApprovalRefusal(
+                "this site must take part in the study",
+                given="a study that it has left",
+                next_step=f"Nothing was charged. What it delivered stays taken back. To take part again: {step}",
+            )
         if approval is None:
             raise ApprovalRefusal(
                 "the plan must be approved at this site",

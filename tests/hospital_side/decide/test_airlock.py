@@ -421,6 +421,18 @@ def test_nothing_is_deleted_before_the_coordinator_has_buried_what_it_has(ready)
     assert not [path for path in (ready.home / "sealed").rglob("bundle.zip")]
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_release_for_a_study_that_was_left_is_refused_as_that_before_anything_is_charged(ready, dry):
+    """It was told to approve the plan, as if nobody had decided."""
+    ready("leave", "mini", "--as", "dr-lind")
+    before = ready.json("budget")["lines"], ready.json("history")["entries"]
+    said = ready.json("release", "mini", "--wave", "1", *dry, expect=12)["refused"]
+    assert (said["must"], said["given"]) == ("this site must take part in the study", "a study that it has left")
+    assert "Nothing was charged" in said["next_step"]
+    entries = [entry for entry in ready.json("history")["entries"] if entry["kind"] != "refused"]
+    assert (ready.json("budget")["lines"], entries) == before
+
+
 def test_a_study_that_was_left_asks_for_nothing_until_its_plan_is_approved_again(ready, plan):
     approve(ready, released(ready))
     ready("leave", "mini", "--as", "dr-lind")
