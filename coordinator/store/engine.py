@@ -195,7 +195,7 @@ class Database:
 
     def root(self, size: int) -> str:
         """Root of the log's first `size` entries."""
-        return self.tree().root(size).hex()
+        return self.tree(size).root(size).hex()
 
     def copy_to(self, path: Path) -> None:
         """Write the database to a new file, whole and as of one moment, while others write on.
@@ -232,7 +232,7 @@ class Database:
 
     def prove(self, index: int, size: int | None = None) -> tuple[bytes, ...]:
         """Inclusion proof of entry `index` in the log of `size` entries (all, by default). Raises: ParameterError."""
-        tree = self.tree()
+        tree = self.tree(size)
         return tree.inclusion(index, tree.size if size is None else size)
 
     def prove_growth(self, size: int, later: int | None = None) -> tuple[bytes, ...]:
@@ -240,12 +240,18 @@ class Database:
 
         Raises: ParameterError.
         """
-        tree = self.tree()
+        tree = self.tree(later)
         return tree.growth(size, tree.size if later is None else later)
 
-    def tree(self) -> MerkleTree:
-        """The log's tree as of now: what was read once is not read again, because entries are only ever added."""
+    def tree(self, size: int | None = None) -> MerkleTree:
+        """The log's tree as of now: what was read once is not read again, because entries are only ever added.
+
+        Args:
+            size: entries that it must have, of a log that has them; with these nothing is read.
+        """
         with self._growing:
+            if size is not None and size <= self._nodes.size:
+                return self._nodes
             query = sa.select(db.log.c.leaf).where(db.log.c.index >= self._nodes.size).order_by(db.log.c.index)
             # An entry that is not committed yet may never be.
             for leaf in self.read(lambda c: c.execute(query).scalars().all(), apart=True):

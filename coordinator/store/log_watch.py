@@ -167,7 +167,7 @@ class LogWatch:
         for place in range(0, len(wanted), 500):  # an SQL statement has room for some hundred values
             query = sa.select(db.log.c.index, db.log.c.entry).where(db.log.c.index.in_(wanted[place : place + 500]))
             entries |= {row[0]: row[1] for row in self._read(functools.partial(_rows, query))}
-        tree = self._store.tree()
+        tree = self._store.tree(size)
         return [
             LoggedEntry(index=index, entry=entry, proof=tree.inclusion(index, size)) for index, entry in entries.items()
         ]

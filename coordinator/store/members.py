@@ -44,6 +44,7 @@ __all__ = [
     "members",
     "plan_of",
     "refuse_site",
+    "require_good",
     "require_invited",
     "require_site",
     "retire_keys",
@@ -285,16 +286,26 @@ def revoke_site(store: Database, site: str) -> RegisteredSite:
 
 def require_site(store: Database, site: str, serial: str) -> RegisteredSite:
     """The accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
-    revoked, found = store.read(
-        lambda c: (c.execute(_REVOKED, {"serial": serial}).first(), _sites(store, _NAMED, {"site": site}))
-    )
-    if revoked is not None or not found or found[0].state != "accepted":
+
+    def work(c: sa.Connection) -> RegisteredSite:
+        found = _sites(store, _NAMED, {"site": site})
+        require_good(c, serial, found[0].state if found else "")
+        return found[0]
+
+    return store.read(work)
+
+
+def require_good(c: sa.Connection, serial: str, state: str) -> None:
+    """Refuse a certificate by its serial number and its site's state; blank where there is no such site.
+
+    Raises: CertificateRefusal.
+    """
+    if state != "accepted" or c.execute(_REVOKED, {"serial": serial}).first() is not None:
         raise CertificateRefusal(
             "the certificate must be of a site that takes part",
             given="a revoked or unknown one",
             next_step="Ask the study lead.",
         )
-    return found[0]
 
 
 def require_invited(store: Database, site: str) -> None:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
+from coordinator.store.members import require_good
 from coordinator.store.membership import renewal_leaf, renewals
 from coordinator.store.schema import site_certificates as issued
 from coordinator.store.store import RegisteredSite, Store
@@ -100,14 +101,13 @@ class SiteCertificates:
         Raises: CertificateRefusal.
         """
 
-        def work(c: sa.Connection) -> tuple[sa.Row | None, sa.Row | None, str]:
-            self._store.require_site(peer.site, peer.serial)
+        def work(c: sa.Connection) -> tuple[sa.Row | None, sa.Row, str]:
             site = _site(c, peer.site)
-            return _row(c, peer.serial), site, "" if site is None else _membership(c, site)
+            require_good(c, peer.serial, "" if site is None else site.state)
+            assert site is not None
+            return _row(c, peer.serial), site, _membership(c, site)
 
         row, site, membership = self._read(work)
-        if site is None:
-            raise _refused("an unknown one")
         if row is None:
             if not (_is_current(site, peer.serial) or _goes_back_to(peer.serial, membership)):
                 raise _refused("one that this membership was never given")

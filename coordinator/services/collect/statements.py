@@ -128,9 +128,9 @@ class StatementRules:
             )
         if standing is not None:
             signers |= {self._stands(site, statement, newest, standing)}
-        # A deputy signs in the place of another approver: the two together are one.
-        stands_in = self._members.stands_in(site.site)
         signed = {name for name, key in site.approvers.items() if key.key_id in signers}
+        # A deputy signs in the place of another approver: the two together are one.
+        stands_in = self._members.stands_in(site.site) if len(signed) > 1 else {}
         approved = len({stands_in.get(name, name) for name in signed})
         if newest.floors.author_apart and statement.author != AGENT:
             author = site.approvers.get(statement.author)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shared.errors import (
     CertificateRefusal,
@@ -34,6 +35,20 @@ class Peer:
 
 def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
     """Read the peer's role from its certificate. Raises: CertificateRefusal."""
+    peer, begins, ends = _named(certificate_pem)
+    # TLS checked the dates when the connection was made; it may have lived on.
+    if not begins <= now <= ends:
+        raise CertificateRefusal(
+            "a certificate must be valid now",
+            given="an expired one",
+            next_step="Set the clock, or renew it late (site-agent renew --late).",
+        )
+    return peer
+
+
+@lru_cache(1024)  # of each site's, which comes with each of its calls; a refusal is read anew
+def _named(certificate_pem: bytes) -> tuple[Peer, dt.datetime, dt.datetime]:
+    """The peer that a certificate names, and from when until when it is good. Raises: CertificateRefusal."""
     from cryptography import x509
 
     try:
@@ -45,15 +60,9 @@ def peer_of(certificate_pem: bytes, now: dt.datetime) -> Peer:
     parts = uris[0].split(":") if len(uris) == 1 else []
     if len(parts) != 3 or parts[0] != "tributary" or parts[1] not in ("site", "enrol"):
         raise CertificateRefusal("a client's certificate must name one site", given="another name")
-    # TLS checked the dates when the connection was made; it may have lived on.
-    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-        raise CertificateRefusal(
-            "a certificate must be valid now",
-            given="an expired one",
-            next_step="Set the clock, or renew it late (site-agent renew --late).",
-        )
     pem = certificate_pem.decode() if parts[1] == "site" else ""
-    return Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}", certificate_pem=pem)
+    peer = Peer(role=parts[1], site=parts[2], serial=f"{certificate.serial_number:x}", certificate_pem=pem)
+    return peer, certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 @dataclass(kw_only=True)
