@@ -108,7 +108,8 @@ def tidy(document: Mapping[str, Any], *, exponentiate: bool = False, sites: bool
             row |= {"conf.low": asked["ci_lb"], "conf.high": asked["ci_ub"]}
         else:
             ends = {f"conf.{end}": _THERE[scale](one[name]) for end, name in (("low", "ci_lb"), ("high", "ci_ub"))}
-            row |= {"statistic": one["beta"] / one["se"], "p.value": one["pval"], **ends}
+            statistic = None if one["pval"] is None else one["beta"] / one["se"]
+            row |= {"statistic": statistic, "p.value": one["pval"], **ends}
         row |= {"nobs": one["k"], "effect": one["effect"], "scale": scale, "reason": one["reason"]}
         rows.append({**row, "cautions": " ".join(one["cautions"])})
     half = float(ndtri((1 + document["level"]) / 2))

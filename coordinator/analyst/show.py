@@ -201,7 +201,10 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     models = [("not pooled" if alone else "fixed effect", result.fixed)]
     if result.method != "FE" and not alone:
         models.append((f"random effects ({result.method}, {result.test})", result))
-    lines = [(name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), f"p {p_shown(fit.pval)}") for name, fit in models]
+    tests = [f"p {p_shown(fit.pval)}" if fit.compares else "" for _, fit in models]
+    lines = [
+        (name, read(fit.beta), interval(fit.ci_lb, fit.ci_ub), p) for (name, fit), p in zip(models, tests, strict=True)
+    ]
     if (total := result.summed) is not None:
         ends = interval(total.ci_lb, total.ci_ub)
         lines = [(f"releases, {name}", value, where, p) for name, value, where, p in lines]

@@ -423,6 +423,7 @@ def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
     ends = {name: shown(getattr(answer, name), found.scale) for name in ("ci_lb", "ci_ub")}
     own = {name: getattr(found, name) for name in ("effect", "k", "tau2", "I2", "beta")}
     own |= {name: getattr(answer, name) for name in ("pval", "se")}
+    own |= {} if found.compares else {"pval": None}
     own |= {} if found.summed is None else {"k": len(found.summed.sites), "beta": found.summed.estimate}
     return {
         "term": term,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +68,7 @@ def view_of(results: Sequence[PooledResult], ratio: bool | None, null: float | s
     if ratio is not None:
         scale = "log" if ratio else ("identity" if scale == "log" else scale)
     # A density of a network is pooled by its logarithm, and compares nothing with 1.
-    density = scale == "log" and results[0].term.startswith("network(")
+    density = scale == "log" and not replace(results[0], scale=scale).compares
     line: float | None
     if null == "auto":
         line = None if scale == "logit" or results[0].term.startswith("mean(") or density else 0.0

@@ -20,7 +20,8 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
 
     def model(fit: PooledResult) -> dict[str, Any]:
         names = ("method", "test", "beta", "se", "zval", "pval", "ci_lb", "ci_ub", "tau2", "I2", "H2", "QE", "QEp")
-        return {name: getattr(fit, name) for name in names} | {"shown": back(fit.beta, fit.ci_lb, fit.ci_ub)}
+        untested = {} if fit.compares else {"zval": None, "pval": None}
+        return {name: getattr(fit, name) for name in names} | untested | {"shown": back(fit.beta, fit.ci_lb, fit.ci_ub)}
 
     half = NormalDist().inv_cdf((1 + result.level) / 2)
     shares = result.noise_share

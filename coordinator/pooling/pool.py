@@ -158,8 +158,15 @@ class PooledResult:
         return self.beta / self.se
 
     @property
+    def compares(self) -> bool:
+        """True if 0 on the analysis scale is a value of no effect: it is none of a network's density or share."""
+        return not (self.scale == "log" and self.term.startswith("network("))
+
+    @property
     def pval(self) -> float:
-        """Two-sided p-value of no effect."""
+        """Two-sided p-value of no effect; not a number where it `compares` with none."""
+        if not self.compares:
+            return math.nan
         below = -abs(self.zval)
         return float(2 * (special.ndtr(below) if self.test == "z" else special.stdtr(self.df, below)))
 

@@ -534,8 +534,10 @@ def table(
     return made
 
 
-def p_shown(value: float) -> str:
-    """A p-value in three decimals, or that it is below the least of these."""
+def p_shown(value: float | None) -> str:
+    """A p-value in three decimals, or that it is below the least of these; a dash where there is none."""
+    if value is None or math.isnan(value):
+        return "–"
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 

@@ -17,7 +17,7 @@ number <- function(x) {
   }, "")
 }
 
-p_shown <- function(p) ifelse(p < 0.001, "< 0.001", sprintf("%.3f", p))
+p_shown <- function(p) ifelse(is.na(p), "-", ifelse(p < 0.001, "< 0.001", sprintf("%.3f", p)))
 
 value_or <- function(value, other = NA_real_) if (is.null(value)) other else value
 
@@ -150,7 +150,7 @@ print.summary.tributary_answer <- function(x, ...) {
   for (one in document$excluded) wrapped(paste0(one$label, ": ", one$reason), "left out  ")
   said <- function(name, fit) {
     wrapped(paste0(name, " ", effect_of(document), " ", number(fit$shown$estimate), " (", percent, " ", back(fit$shown),
-                   ", p ", p_shown(fit$pval), ")"))
+                   if (!is.null(fit$pval)) paste0(", p ", p_shown(fit$pval)), ")"))
   }
   of <- ""
   if (!is.null(document$summed)) {
@@ -233,7 +233,7 @@ tidy.tributary_answer <- function(x, conf.int = TRUE, exponentiate = FALSE, incl
     statistic <- beta / value_or(one$se)
     if (identical(one$term, document$term)) {
       ends <- c(figures_of(document)$ci_lb, figures_of(document)$ci_ub)
-      statistic <- figures_of(document)$zval
+      statistic <- value_or(figures_of(document)$zval)
     }
     line(one$term, "summary", beta, value_or(one$se), statistic, value_or(one$pval), ends[1], ends[2],
          value_or(one$k, 0L), text_or(one$effect), one$reason, paste(unlist(one$cautions), collapse = " "))

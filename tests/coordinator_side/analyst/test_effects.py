@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import get_args
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from coordinator.analyst.show import show_pooled
+from coordinator.analyst.show import pooled_text, show_pooled, terms_table
+from coordinator.answers.queries import term_line
 from coordinator.figures.wording import view_of
 from coordinator.pooling.document import pooled_data
 from coordinator.pooling.further import analyses
+from coordinator.pooling.further.sequential import monitored
 from coordinator.pooling.pool import pool
+from shared.errors import EstimateRefusal
 from shared.estimands.answer import parse_estimand
 from shared.estimands.effects import SCALES, effect_name, shown
 from shared.estimands.kinds import Kind, Scale
+from shared.terminal import plain
 
 QUESTIONS = {
     "mean(sbp)": "Mean",
@@ -111,3 +117,29 @@ def test_as_plain_values_each_interval_stands_on_both_scales():
         low, value, high = (row["shown"][name] for name in ("ci_lb", "estimate", "ci_ub"))
         assert 0 < low < value < high < 1
         assert low == pytest.approx(shown(row["ci_lb"], "logit"))
+
+
+def test_no_output_of_a_network_s_share_has_a_p_value_and_of_a_correlation_across_ties_each_has():
+    """Shares were tested against 1, the value of no effect of a ratio, and all were said to differ from it."""
+    share = replace(result("log", "Transitivity"), term="network(transitivity)")
+    alike = replace(result("fisher_z", "Assortativity"), term="network(assortativity) ~ ward")
+    for found, told in ((share, False), (alike, True)):
+        assert math.isfinite(found.pval) == told
+        data = plain(pooled_data(found))
+        assert {data[fit]["pval"] is not None for fit in ("pooled", "fixed")} == {told}
+        assert {data[fit]["zval"] is not None for fit in ("pooled", "fixed")} == {told}
+        text = pooled_text(found)
+        assert [line[-1] != "" for line in text.models[:2]] == [told, told]
+        line = plain(term_line(found.term, found))
+        assert (line["pval"] is not None) == told
+        _, (cells,) = terms_table([line], 0.95)
+        assert (cells[3] == "–") == (not told)
+        frame = write_csv([line])
+        assert (frame["pval"].notna().all()) == told
+    with pytest.raises(EstimateRefusal, match="a value of no effect"):
+        monitored([("wave 1", 0.5, share), ("wave 2", 1.0, share)], spending="pocock")
+
+
+def write_csv(lines: list) -> pd.DataFrame:
+    """Lines of a table as a file of commas holds them."""
+    return pd.read_csv(io.StringIO(pd.DataFrame(lines).to_csv(index=False)))
