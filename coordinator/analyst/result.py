@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from coordinator.analyst.shown import (
     Explanation,
+    LevelAnswers,
     Monitoring,
     Picture,
     ResultTable,
@@ -204,7 +205,7 @@ class Result(Shown):
         )
         return Further(self, analyse(self.pooled, request), plain)
 
-    def by(self, column: str) -> ResultTable:
+    def by(self, column: str) -> LevelAnswers:
         """The same question of the rows of each level of a column, and whether the levels differ.
 
         Each level is a question of its own, and stands in the study's record.
@@ -250,7 +251,8 @@ class Result(Shown):
             title += (
                 f": levels differ by Q {q:.2f} on {len(there) - 1} df, p {p_shown(float(chdtrc(len(there) - 1, q)))}"
             )
-        return ResultTable(title, rows, {"column": column, "rows": rows})
+        effect, level = str(self.document.get("effect", "")), float(self.document["level"])
+        return LevelAnswers(title, rows, {"column": column, "rows": rows}, effect=effect, level=level)
 
     def _group(self, subgroups: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
         """Name and levels of subgroups. Raises: ParameterError: no such fact about the sites."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Explanation",
+    "LevelAnswers",
     "Log",
     "Monitoring",
     "Picture",
@@ -129,6 +130,55 @@ class Terms(ResultTable):
         from coordinator.analyst.show import cautions_html
 
         return cautions_html(self.cautions) + html(self.title, super().to_frame() if self.rows else None)
+
+
+class LevelAnswers(ResultTable):
+    """A question of the rows of each level of a column: read as other answers are, its rows by their names in JSON.
+
+    Args:
+        effect: what the estimates are; blank where it is not known. level: coverage of the intervals.
+    """
+
+    def __init__(
+        self, title: str, rows: list[dict[str, Any]], document: Mapping[str, Any], *, effect: str, level: float
+    ) -> None:
+        super().__init__(title, rows, document)
+        self.effect, self.level = effect, level
+
+    @property
+    def text(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Heads, a row for each level, and why a level has no answer."""
+        from shared.terminal import number
+
+        heads = [str(self.document["column"]), self.effect.lower() or "estimate", f"{100 * self.level:g} % CI", "sites"]
+        cells = []
+        for row in self.rows:
+            if row["reason"]:
+                cells.append([row["level"], "–", "–", "–"])
+                continue
+            ends = "–" if row["ci_lb"] is None else f"{number(row['ci_lb'])} to {number(row['ci_ub'])}"
+            cells.append([row["level"], number(row["estimate"]), ends, f"{row['sites']}"])
+        return heads, cells, [f"{row['level']}: {row['reason']}" for row in self.rows if row["reason"]]
+
+    def show(self, out: Console) -> None:
+        """Draw it."""
+        from shared.terminal import table
+
+        heads, cells, reasons = self.text
+        out.print(self.title, style="bold")
+        out.print(table(heads, cells, right=heads[1:]))
+        for reason in reasons:
+            out.print(f"no answer  {reason}", style="dim")
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        from coordinator.analyst.show import paragraphs
+
+        heads, cells, reasons = self.text
+        return html(self.title, pd.DataFrame(cells, columns=heads)) + paragraphs(
+            [f"no answer: {one}" for one in reasons]
+        )
 
 
 class Log(ResultTable):

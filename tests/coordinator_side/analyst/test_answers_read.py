@@ -13,6 +13,7 @@ from stage.coordinator_side.analysis import ADJUSTED, desk, study  # noqa: F401
 
 from coordinator.analyst.commands import main
 from coordinator.analyst.show import pooled_text, show_pooled
+from coordinator.analyst.shown import LevelAnswers
 from coordinator.demo.play import BASELINE
 from coordinator.figures.forest import forest
 from coordinator.pooling.gaps import Gap
@@ -22,6 +23,7 @@ from shared.estimands.answer import Estimate
 from shared.estimands.effects import asked_of, in_words
 from shared.estimands.questions import parse_estimand
 from shared.plans.plan import StudyPlan
+from shared.terminal import number
 
 STUDIES = Path(__file__).parents[3] / "deploy" / "studies"
 
@@ -170,6 +172,13 @@ def test_a_column_of_the_patients_divides_a_question_into_its_levels(desk, study
     one = study.mean("sbp", subset="cvd == 1")
     assert found[1]["estimate"] == one.document["pooled"]["shown"]["estimate"]
     assert "levels differ by Q" in found.title
+    assert [name in found[1] for name in ("estimate", "ci_lb", "beta", "reason")] == [True] * 4, "a program reads these"
+    for text in (drawn(found.show), found._repr_html_()):
+        assert all(words in text for words in ("95 % CI", "mean", "sites", number(found[1]["ci_lb"])))
+        assert not any(raw in text for raw in ("ci_lb", "ci_ub", "beta", "None")), "it printed the names of its keys"
+    none = LevelAnswers("x", [{**found[0], "reason": "nobody"}, found[1]], found.document, effect="", level=0.9)
+    assert "no answer  0: nobody" in drawn(none.show)
+    assert none.text[0] == ["cvd", "estimate", "90 % CI", "sites"]
     narrower = study.mean("sbp", subset="age > 50").by("cvd")
     assert narrower[0]["estimate"] == study.mean("sbp", subset="age > 50 & cvd == 0").document["pooled"]["beta"]
     for wrong, words in (("sex", "Columns with levels: cvd"), ("sbp", "which holds numbers")):
