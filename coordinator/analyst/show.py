@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from coordinator.pooling.pool import PooledResult
+    from coordinator.pooling.secure_sum.answer import SummedAnswer
 
 __all__ = [
     "FigureContent",
@@ -215,13 +216,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     if result.method != "FE" and not alone:
         where = predicted.reason if predicted.empty else interval(predicted.lb, predicted.ub)
         lines.append(("prediction interval", "", where, f"a new {result.unit}'s effect"))
-    sentences = []
-    if total is not None:
-        noise, cut, pilots = (100 * part / total.variance for part in (total.noise, total.cut, total.pilots))
-        sentences.append(
-            f"variance of the secure sum: {noise:.0f} % privacy noise, {cut:.0f} % bounds on records, {pilots:.0f} % "
-            "noise of the releases it was taken over"
-        )
+    sentences = [] if total is None else _of_the_sum(total)
     if result.effect == NNT:
         sentences.append(f"number needed, {percent}: {number_needed(result.beta, result.ci_lb, result.ci_ub)}")
     if result.df:
@@ -252,6 +247,17 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
     )
 
 
+def _of_the_sum(total: SummedAnswer) -> list[str]:
+    """What the variance of a secure sum is made of, and its τ², which is none of the releases'."""
+    noise, cut, pilots = (100 * part / total.variance for part in (total.noise, total.cut, total.pilots))
+    return [
+        f"variance of the secure sum: {noise:.0f} % privacy noise, {cut:.0f} % bounds on records, {pilots:.0f} % "
+        "noise of the releases it was taken over",
+        f"between sites, in the variance of the secure sum: τ² {number(total.tau2)}, what is expected of it given "
+        "all releases, where the estimate from them may be 0",
+    ]
+
+
 def _between(result: PooledResult) -> str:
     """Heterogeneity in a sentence."""
     from shared.estimands.effects import SCALES
@@ -262,7 +268,8 @@ def _between(result: PooledResult) -> str:
         bounds = "" if ends.empty else f" ({number(ends.lb or 0.0)} to {number(ends.ub or 0.0)})"
         parts.insert(0, f"τ² {number(result.tau2)}{bounds}")
     on = f" (on the {SCALES[result.scale]} scale)" if SCALES[result.scale] else ""
-    return f"between {result.units}{on}: " + "   ".join(parts)
+    whose = result.units if result.summed is None else "the releases of sites"
+    return f"between {whose}{on}: " + "   ".join(parts)
 
 
 def show_pooled(out: Console, result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -355,7 +362,9 @@ def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[
             continue
         named = f"{number(row['estimate'])}" + ("" if len(effects) == 1 else f" ({row['effect'].lower()})")
         ends = f"{number(row['ci_lb'])} to {number(row['ci_ub'])}"
-        between = [number(row["tau2"]), f"{row['I2']:.0f} %"] if row["k"] > 1 else [None, None]
+        # Of a secure sum's term these are of the releases, beside which it stands.
+        apart = row["k"] > 1 and not row.get("summed")
+        between = [number(row["tau2"]), f"{row['I2']:.0f} %"] if apart else [None, None]
         cells.append([row["term"], named, ends, p_shown(row["pval"]), f"{row['k']}", *between])
     return ("term", head, f"{100 * level:g} % CI", "p", "sites", "τ²", "I²"), cells
 

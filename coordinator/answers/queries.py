@@ -424,7 +424,8 @@ def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
     own = {name: getattr(found, name) for name in ("effect", "k", "tau2", "I2", "beta")}
     own |= {name: getattr(answer, name) for name in ("pval", "se")}
     own |= {} if found.compares else {"pval": None}
-    own |= {} if found.summed is None else {"k": len(found.summed.sites), "beta": found.summed.estimate}
+    if found.summed is not None:  # tau2 and I2 stay those of the releases
+        own |= {"k": len(found.summed.sites), "beta": found.summed.estimate, "summed": True}
     return {
         "term": term,
         **blank,

@@ -187,7 +187,12 @@ heterogeneity <- function(document) {
   on <- if (nzchar(SCALES[[document$scale]])) paste0(" (on the ", SCALES[[document$scale]], " scale)") else ""
   between <- document$tau2_interval
   ends <- if (is.null(between$lb)) "" else paste0(" (", number(between$lb), " to ", number(between$ub), ")")
-  wrapped(paste0("between sites", on, ": tau\u00b2 ", number(pooled$tau2), ends, "   Q ", sprintf("%.2f", pooled$QE), " on ",
+  if (!is.null(document$summed)) {
+    wrapped(paste0("between sites, in the variance of the secure sum: tau\u00b2 ", number(document$summed$tau2),
+                   ", what is expected of it given all releases"))
+  }
+  whose <- if (is.null(document$summed)) "sites" else "the releases of sites"
+  wrapped(paste0("between ", whose, on, ": tau\u00b2 ", number(pooled$tau2), ends, "   Q ", sprintf("%.2f", pooled$QE), " on ",
                  document$k - 1, " df, p ", p_shown(pooled$QEp), "   I\u00b2 ", sprintf("%.0f", pooled$I2), " %"))
   new <- document$prediction_interval
   back <- BACK[[document$scale]]

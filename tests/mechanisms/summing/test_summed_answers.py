@@ -15,7 +15,7 @@ from stage.mechanisms.summed import stage
 from stage.mechanisms.sums import Parts, cohorts, cohorts_plan
 
 from coordinator.analyst.elsewhere import tidy
-from coordinator.analyst.show import pooled_text
+from coordinator.analyst.show import pooled_text, terms_table
 from coordinator.analyst.shown import pooled_line
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
@@ -36,6 +36,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, IntegrityRefusal
 from shared.estimands.answer import parse_estimand
 from shared.plans.plan import StudyPlan
+from shared.terminal import number, plain
 from tests.benchmarks.honest import real
 
 __all__ = ["stage"]  # the fixture
@@ -222,6 +223,12 @@ def test_a_planned_question_is_the_pilots_until_the_sum_is_opened_and_the_sum_th
     assert after.numbers["beta"] == total.estimate == after.document["summed"]["beta"]
     [line] = [row for row in after.table if row["term"] == "sbp/10"]
     assert (line["beta"], line["se"], line["k"]) == (total.estimate, total.se, 5)
+    # Each of the two variances between sites says whose it is.
+    said = " ".join(pooled_text(after.result).sentences)
+    assert f"in the variance of the secure sum: τ² {number(total.tau2)}" in said
+    assert f"between the releases of sites (on the log scale): τ² {number(after.result.tau2)}" in said
+    assert terms_table([plain(line)], 0.95)[1][0][-2:] == [None, None], "it was the releases', beside the sum"
+    assert "between sites" in " ".join(pooled_text(before.result).sentences)
     # It is where the same records' sum without noise leads to, but for the noise that it says.
     exact = replace(opened, total=tuple(map(float, stage.exact(opened))))
     pilots = {at: (store.table(store.by_bundle(one)), 400) for at, one in opened.pilots.items()}
