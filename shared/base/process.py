@@ -1,15 +1,18 @@
-"""What this process may use: memory, how the C library's allocator treats what is freed, processors, libraries."""
+"""What this process may use: memory, the C library's allocator, processors, libraries, a temporary folder."""
 
 from __future__ import annotations
 
 import os
 import resource
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["available_cores", "available_mb", "deferred", "give_back", "keep_freed"]
+__all__ = ["available_cores", "available_mb", "deferred", "give_back", "keep_freed", "owned_folder"]
 
 KEPT, LARGE = 16 << 20, 4 << 20
 """Bytes that stay with the process once they were freed, and a piece from which on each is the system's own again."""
@@ -120,3 +123,53 @@ def deferred(name: str) -> Any:
     '1/2'
     """
     return _Deferred(name)
+
+
+@contextmanager
+def owned_folder(name: str) -> Iterator[Path]:
+    """A temporary folder for this user alone, locked as long as the process has it; what a kill left goes first.
+
+    A lock ends with whoever holds it, however that ends, and no process that gets the same id later has it.
+
+    Args:
+        name: first letters of the folder's name, of one use alone: an unlocked folder ``name-…`` of this user is
+            deleted.
+
+    >>> with owned_folder("tributary-doctest") as folder:
+    ...     folder.is_dir(), folder.name.startswith("tributary-doctest-")
+    (True, True)
+    >>> folder.exists()
+    False
+    """
+    within = Path(tempfile.gettempdir())
+    for left in within.glob(f"{name}-*"):
+        with suppress(OSError):  # it has an owner, or is another user's, or another process deletes it too
+            held = _locked(left)
+            try:
+                shutil.rmtree(left)
+            finally:
+                os.close(held)
+    new = Path(tempfile.mkdtemp(prefix=f".{name}-"))  # found by nobody until it is locked
+    held = _locked(new)
+    folder, owner = new.rename(within / new.name[1:]), os.getpid()
+    try:
+        yield folder
+    finally:
+        if os.getpid() == owner:  # not one forked from it, which ends earlier
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor of a folder of this user with its lock. Raises: OSError, where another process has it."""
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(held).st_uid != os.geteuid():
+            raise PermissionError(f"{folder.name} is another user's")
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        raise
+    return held

@@ -18,18 +18,16 @@ import ipaddress
 import itertools
 import logging
 import resource
-import shutil
 import socket
 import struct
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from shared.base.process import owned_folder
 from shared.errors import NetworkRefusal, Refusal
 
 __all__ = ["REQUEST", "CallLimits", "Decision", "Door", "GuardedConnection", "RefusalLog", "bound_socket"]
@@ -328,7 +326,8 @@ class Door:
         if soft != resource.RLIM_INFINITY and EACH * limits.connections + SPARED > soft:
             self.room = max(1, (soft - SPARED) // EACH)
             _log.warning("room for %d connections only, with a limit of %d open files", self.room, soft)
-        self._folder = Path(tempfile.mkdtemp(prefix="tributary-"))  # for its owner alone
+        self._owned = ExitStack()
+        self._folder = self._owned.enter_context(owned_folder("tributary-door"))  # for its owner alone
         self.inner = self._folder / "server"
 
     async def open(self) -> None:
@@ -350,7 +349,7 @@ class Door:
             connection._outside.close()
         await asyncio.sleep(0)
         self.log_refusal.flush()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._owned.close()
 
     @property
     def carried(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -17,6 +16,7 @@ from coordinator.operations.port import GrpcHealthPort, HttpPort, Readiness, app
 from coordinator.services.analysts import Analysts
 from coordinator.services.quotas import quota_uses
 from shared import software_version
+from shared.base.process import owned_folder
 from shared.errors import Refusal, StorageRefusal
 from shared.wire.messages import ANALYSIS_SERVICE, SERVICE
 
@@ -46,12 +46,10 @@ class Monitor:
     def __init__(self, home: Path, store: Store, authority: Authority, quotas: Quotas, *, analysts: bool) -> None:
         self._home, self._store, self._authority, self._quotas = home, store, authority, quotas
         self._counted: tuple[float, list[Gauge]] = (-QUOTAS_SECONDS, [])
-        self.folder = Path(tempfile.mkdtemp(prefix="tributary-metrics-")) if analysts else None
+        self._closing = ExitStack()
+        self.folder = self._closing.enter_context(owned_folder("tributary-metrics")) if analysts else None
         self.registry = registry_of(software_version(), self._gauges, self.folder)
         self.observe = CallMetrics("site", self.registry).observe
-        self._closing = ExitStack()
-        if self.folder is not None:
-            self._closing.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self.port = self.grpc_port = 0
 
     def start(self, server: Server, listen: str, listen_grpc: str, *, answers_analysts: bool) -> None:

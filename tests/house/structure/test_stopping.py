@@ -19,6 +19,7 @@ from stage.processes.database_server import database_server, installed
 from stage.processes.owned_folder import owned_folder
 from stage.processes.stopping import started, stopped
 
+from shared.base.process import owned_folder as temporary
 from tests.stage.house.sources import ROOT
 
 SLEEP = [sys.executable, "-c", "import time; print('there', flush=True); time.sleep(300)"]
@@ -125,6 +126,30 @@ def test_a_copy_of_the_tree_that_a_kill_left_is_removed_before_the_next_and_none
         _, [after] = ended(COPY, signal.SIGKILL)
         assert {*folder.iterdir()} == {used, Path(after)}
     assert [*folder.iterdir()] == [Path(after)]
+
+
+SERVING = """
+import time
+from shared.base.process import owned_folder
+with owned_folder("tributary-door") as folder:
+    (folder / "server").touch()
+    print(folder, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_server_s_folder_that_a_kill_left_goes_with_the_next_and_neither_one_in_use_nor_another_s(folder):
+    """A coordinator's sockets and counts stayed in /tmp for good after each kill."""
+    other = folder / "tributary-figure-1"
+    other.mkdir()
+    (folder / "tributary-door-link").symlink_to(other)
+    with temporary("tributary-door") as used:
+        status, [left] = ended(SERVING, signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        assert (Path(left) / "server").exists()
+        with temporary("tributary-door") as after:
+            assert {*folder.iterdir()} == {other, folder / "tributary-door-link", used, after}
+    assert {*folder.iterdir()} == {other, folder / "tributary-door-link"}
 
 
 def test_what_was_there_before_is_called_after_the_stop_and_put_back():
