@@ -370,8 +370,25 @@ def terms_table(rows: Sequence[Mapping[str, Any]], level: float) -> tuple[tuple[
 
 
 def unanswered_terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Terms of a question without an answer, each with the reason: below the table, which has a dash for each."""
-    return [f"{row['term']}: {row['reason']}" for row in rows if row["reason"]]
+    """Terms of a question without an answer, or without some sites that others have, each with the reasons.
+
+    They stand below the table, which has a dash for the first, and of the second says of how many sites they are.
+    """
+    pooled = [row.get("left_out", {}) for row in rows if not row["reason"]]
+    nowhere = set.intersection(*map(set, pooled)) if pooled else set()
+    lines = []
+    for row in rows:
+        if row["reason"]:
+            lines.append(f"{row['term']}: {row['reason']}")
+            continue
+        why: dict[str, list[str]] = {}
+        for label, reason in row.get("left_out", {}).items():
+            if label not in nowhere:
+                why.setdefault(reason, []).append(label)
+        if why:
+            said = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in why.items())
+            lines.append(f"{row['term']}: of {row['k']} site{'s' * (row['k'] != 1)} only ({said})")
+    return lines
 
 
 def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -> list[str]:

@@ -152,10 +152,14 @@ class PooledAnswer:
     @property
     def table(self) -> list[dict[str, Any]]:
         """Every term of the question, pooled: a line each, as a paper's table of coefficients has it."""
-        return [
-            term_line(term, self.result if term == self.term else self.others.get(term, "not asked"))
-            for term in self.terms
-        ]
+        lines = []
+        for term in self.terms:
+            found = self.result if term == self.term else self.others.get(term, "not asked")
+            lines.append(term_line(term, found))
+            # Of a Table 1 the cells say it themselves; there would be one for each cell.
+            if not isinstance(found, str) and found.excluded and not self.every:
+                lines[-1]["left_out"] = {row.label: row.reason for row in found.excluded}
+        return lines
 
     @property
     def columns(self) -> dict[str, dict[str, str]]:

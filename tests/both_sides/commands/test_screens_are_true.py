@@ -338,6 +338,48 @@ def test_why_a_term_has_no_answer_stands_below_the_table_and_not_in_a_column_of_
     assert unanswered_terms([row]) == ["ward[b]: no finite estimate at any site"]
 
 
+def test_a_level_that_few_sites_have_says_which_sites_it_lacks_and_why():
+    """It stood in the table with the number of its sites alone."""
+    from coordinator.analyst.show import unanswered_terms
+    from coordinator.answers.queries import PooledAnswer
+    from coordinator.pooling.pool import pool_estimates
+    from shared.estimands.answer import Estimate
+    from shared.estimands.floors import NO_ROWS
+
+    few = "4 rows in a group: fewer than 5 residual degrees of freedom"
+    west = {"west": "no rows at the time"}  # of no level: the line of the answer says so
+    rows = [
+        {"term": "arm[a]", "reason": "", "k": 3, "left_out": west},
+        {"term": "arm[b]", "reason": "", "k": 1, "left_out": {"east": "no rows", "mid": "no rows", **west}},
+        {"term": "arm[c]", "reason": "", "k": 2, "left_out": {"mid": few, **west}},
+    ]
+    assert unanswered_terms(rows) == [
+        "arm[b]: of 1 site only (east, mid: no rows)",
+        f"arm[c]: of 2 sites only (mid: {few})",
+    ]
+    assert unanswered_terms([{**row, "left_out": {}} for row in rows]) == []
+    asked = {"study": "s", "wave": 1, "n": 300}
+    every = [Estimate(site=site, term="arm[a]", yi=0.2, vi_sampling=0.03, **asked) for site in ("east", "mid")]
+    fewer = [
+        Estimate(site="east", term="arm[b]", yi=None, vi_sampling=None, reason=NO_ROWS, **asked),
+        Estimate(site="mid", term="arm[b]", yi=0.1, vi_sampling=0.02, **asked),
+    ]
+    made = PooledAnswer(
+        study="s",
+        wave=1,
+        estimand="km(time, died, at = 5) ~ arm",
+        planned="",
+        term="arm[a]",
+        terms=("arm[a]", "arm[b]"),
+        estimates=tuple(every),
+        result=pool_estimates(every),
+        sources=(),
+        others={"arm[b]": pool_estimates(fewer)},
+    )
+    assert unanswered_terms(made.table) == [f"arm[b]: of 1 site only (east: {NO_ROWS})"]
+    assert unanswered_terms([{name: row[name] for name in ("term", "reason", "k")} for row in rows]) == []
+
+
 def test_a_template_names_the_file_that_it_is():
     text = template("hf", coordinator="hub", today=dt.date(2026, 1, 1), file="own.toml")
     assert re.findall(r"coordinator plan \w+ (\S+)", text) == ["own.toml"] * 3
