@@ -169,6 +169,11 @@ class MechanismPlan(ABC):
         """True if the fitted embedding of a network is kept, encrypted, and later waves build on it."""
         return False
 
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Sites to release keys that must be these sites' own for the price to hold; empty where none need be."""
+        return {}
+
     def require(self, plan: StudyPlan) -> None:
         """Refuse a plan that this mechanism cannot serve. Raises: PlanRefusal."""
         return

@@ -209,14 +209,25 @@ def _locked(desk: Desk) -> Iterator[None]:
 
 
 @verb(app, noted="consent")
-def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAnswer:
+def consent(
+    desk: Desk,
+    study: Study,
+    name: As,
+    compared: Annotated[
+        list[str] | None,
+        typer.Option("--compared", metavar="SITE", help="A hospital with which you compared its key; repeat."),
+    ] = None,
+    dry_run: Dry = False,
+) -> VerbAnswer:
     """Agree that this site gives its part in the secure sum, as the coordinator asks for it; --dry-run shows it."""
+    from shared.base.keys import PublicKey
+    from shared.terminal import table
     from site_agent.decide.airlock import signing
     from site_agent.training.secure_sum import consent as consenting
 
     desk.config.approver_key(name)
     plan, _ = desk.plans.approved(study, agent_now())
-    page = consenting.waiting_order(desk.ledger, desk.config.site, plan)
+    page = consenting.waiting_order(desk.ledger, desk.config.site, plan, compared or ())
     hold = page.member.hold
     if not dry_run:
         desk.require_running()
@@ -226,6 +237,8 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
             hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
     given = hold.consents if hold.consent == page.asked else ()
     sigma = page.member.terms.sigma
+    keys = {site: PublicKey(key).fingerprint for site, key in plan.release.keys.items()}
+    marks = {desk.config.site: "this site's", **dict.fromkeys(page.compared, "compared")}
     answer: dict[str, Any] = {
         "study": study,
         "release_id": hold.release_id,
@@ -233,6 +246,9 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
         "consents": list(given),
         "needed": hold.approvals_needed,
         "sentences": list(page.sentences),
+        "keys": keys,
+        "compared": list(page.compared),
+        "epsilon_uncompared": page.uncompared,
         "sigma": sigma,
         "dry_run": dry_run,
     }
@@ -241,6 +257,12 @@ def consent(desk: Desk, study: Study, name: As, dry_run: Dry = False) -> VerbAns
         answer,
         screen.heading(f"{study}: this site's part in the sum", detail),
         *page.sentences,
+        lambda out: out.print(
+            table(
+                ("member", "fingerprint of its key", "compared"),
+                [(site, mark, marks.get(site, "no")) for site, mark in keys.items()],
+            )
+        ),
         screen.settings(
             [
                 ("noise", f"standard deviation {sigma:.4g} on each number of the sum"),

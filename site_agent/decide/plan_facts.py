@@ -70,6 +70,7 @@ def plan_facts(desk: Desk, plan: StudyPlan, day: dt.date) -> dict[str, Any]:
             "posture": plan.posture,
             "covered": covered,
             "not_covered": not_covered,
+            "keys": _keys(desk, plan),
             "columns": columns,
             "figures": f"{plan.release.title}, {plan.release.details(plan)}" if _of_figures(plan) else "",
             "floors": asdict(Limits.of(plan.floors, desk.config.floors)),
@@ -113,6 +114,29 @@ def _price(plan: StudyPlan, event: Any) -> dict[str, Any]:
         "affordable": planned.affordable,
         "translation": in_words(plan, event),
         "seen_by": dict(plan.release.seen_by(plan)),
+    }
+
+
+def _keys(desk: Desk, plan: StudyPlan) -> dict[str, Any] | None:
+    """Fingerprints of the keys that the price rests on, and what to do about them; None where it rests on none."""
+    from shared.base.keys import PublicKey
+
+    if not plan.release.keys:
+        return None
+    worst = shown_epsilon(max(plan.release.seen_by(plan).values()))
+    own = (desk.config.site, desk.release_key.public.hex)
+    return {
+        "of": [
+            {"site": site, "fingerprint": PublicKey(key).fingerprint, "own": (site, key) == own}
+            for site, key in plan.release.keys.items()
+        ],
+        "said": [
+            "Whoever holds a key knows its share of the noise. Were the keys of all others the coordinator's own, what "
+            f"holds would be ε = {worst}, the last of the rows by who looks together, though no hospital tells it "
+            "anything.",
+            "This site checks its own key alone. Compare each of the others by telephone, at a number that neither the "
+            "coordinator nor the study lead gave you, with what that hospital's own site-agent status shows.",
+        ],
     }
 
 

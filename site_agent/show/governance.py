@@ -181,7 +181,8 @@ def _dpia(desk: Desk, plans: list[StudyPlan], today: dt.date) -> str:
             "",
         ]
         lines += ["Risks that remain, as the plan says them:", ""]
-        lines += [f"- {_plain(line)}" for line in facts["not_covered"]] or ["- none is named"]
+        keys = facts["keys"]["said"] if facts["keys"] else []
+        lines += [f"- {_plain(line)}" for line in (*facts["not_covered"], *keys)] or ["- none is named"]
         lines += [""]
     return "\n".join(lines if plans else [*lines, "No plan is here yet."])
 

@@ -142,6 +142,7 @@ def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> N
     heading(out, "Not covered by this price", f"posture {page['posture']}")
     more = [line for line in (page["training"] or {}).get("not_covered", ()) if line not in page["not_covered"]]
     sentences(out, [*page["not_covered"], *more], mark="✗", style="yellow")
+    _member_keys(out, page)
     heading(out, "Columns")
     rows = []
     for column in page["columns"]:
@@ -151,6 +152,18 @@ def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> N
     _floors(out, page, full)
     if not full:
         out.print("\n--full: each wave, who reads afterwards, what is charged, floors, hashes", style="dim")
+
+
+def _member_keys(out: Console, page: Mapping[str, Any]) -> None:
+    """The keys that the price rests on, where it rests on any, for two people to compare aloud."""
+    if page["keys"]:
+        heading(out, "Keys of the members")
+        sentences(out, page["keys"]["said"], mark="✗", style="yellow")
+        rows = [
+            (one["site"], one["fingerprint"], "this site's own" if one["own"] else "compare it")
+            for one in page["keys"]["of"]
+        ]
+        out.print(table(("member", "fingerprint of its key", ""), rows))
 
 
 def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.secure_sum.influences import Bounds
-from shared.mechanisms.secure_sum.price import TrustRow, trust_rows
+from shared.mechanisms.secure_sum.price import TrustRow, trust_row, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.mechanisms.secure_sum.vectors import MOST_COEFFICIENTS, VectorBounds, coordinates
@@ -264,6 +264,10 @@ class SecureSumPlan(Aggregates):
         """
         return {_who(row, len(self.members)): row.epsilon for row in self._rows(plan)}
 
+    def seen_with(self, plan: StudyPlan, colluders: int) -> float:
+        """ε of everything under the plan against the coordinator with so many other sites, or keys of its own."""
+        return trust_row(self._visible(plan), [self._priced(plan)], plan.budget.delta, colluders).epsilon
+
     def _rows(self, plan: StudyPlan) -> tuple[TrustRow, ...]:
         return trust_rows(self._visible(plan), [self._priced(plan)], plan.budget.delta)
 
@@ -296,6 +300,7 @@ class SecureSumPlan(Aggregates):
         from shared.terminal import ChecklistLine
 
         rows = "; ".join(f"{who}: ε {shown_epsilon(epsilon)}" for who, epsilon in self.seen_by(plan).items())
+        rows += "; a member's key that the coordinator made itself counts as a site: have the sites compare the keys"
         lines = [ChecklistLine(name="who looks", detail=rows)]
         if self.interval_doubt:
             fix = f"Plan an ε of {MEASURED_FROM:g}, or more and larger hospitals."
@@ -387,6 +392,11 @@ class SecureSumPlan(Aggregates):
                     next_step="Take its release_key in coordinator sites --json. A site stands there once it has "
                     f"joined: coordinator invite {site} --study {study} --plan-later --out FILE.",
                 )
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """Of the members: whoever holds one of these knows that member's noise."""
+        return self.members
 
     def require_site(self, site: str, key: str) -> None:
         """Refuse a site that is no member, or is one under another key. Raises: PlanRefusal."""

@@ -4,6 +4,7 @@ A site knows its own share of the noise, and the share is missing where the site
 with m sites, in a sum of which d may drop out, sees one site's records behind the noise of h = max(K - d - m, 1) sites,
 that site among them: the noise variance is h / (K - d - c) of the plan's. Each site's own release beside the sum is
 seen by everybody. With more than `SumTerms.withstood` colluders the masks hide nothing, and h is 1.
+A member whose key the coordinator made itself is one of the m, though no hospital colludes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.privacy import accountant as privacy
 from shared.privacy.accountant import Event
 
-__all__ = ["TrustRow", "trust_rows"]
+__all__ = ["TrustRow", "trust_row", "trust_rows"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ def trust_rows(visible: Sequence[Event], sums: Sequence[SumTerms], delta: float)
     """
     if not sums or len({(terms.members, terms.drop_outs, terms.colluders) for terms in sums}) != 1:
         raise ParameterError("the rounds of a plan must have the same sites and thresholds", given="others")
+    sites = len(sums[0].members)
+    counts = sorted({0, sums[0].colluders, sites // 2, sites - 1})
+    return tuple(trust_row(visible, sums, delta, colluders) for colluders in counts)
+
+
+def trust_row(visible: Sequence[Event], sums: Sequence[SumTerms], delta: float, colluders: int) -> TrustRow:
+    """The coordinator with so many of the sites; `visible` and `sums` as of `trust_rows`."""
     first = sums[0]
-    sites = len(first.members)
-    rows = []
-    for colluders in sorted({0, first.colluders, sites // 2, sites - 1}):
-        hidden = max(sites - first.drop_outs - colluders, 1) if colluders <= first.withstood else 1
-        events = [*visible, *(terms.event(hidden) for terms in sums)]
-        rows.append(TrustRow(colluders, privacy.epsilon(events, delta)))
-    return tuple(rows)
+    hidden = max(len(first.members) - first.drop_outs - colluders, 1) if colluders <= first.withstood else 1
+    events = [*visible, *(terms.event(hidden) for terms in sums)]
+    return TrustRow(colluders, privacy.epsilon(events, delta))

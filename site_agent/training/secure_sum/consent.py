@@ -3,16 +3,21 @@
 The order that the coordinator signed is stored beside the release. Its look, the plan and the table determine the
 site's contribution. Neither the table nor these numbers are shown: a consent based on them would depend on the records,
 and the participation in a sum is visible to all.
+
+A site's agent checks its own key among the plan's members. The others came to the study lead through the coordinator,
+which could have made them: only persons can compare them, and the approver may say with which hospitals they did. That
+is kept here with what was consented to, and is sent nowhere.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
-from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal
+from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal, UsageRefusal
 from shared.mechanisms.secure_sum.sent_look import SentLook, is_within
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
 from shared.privacy.stated import shown_delta, shown_epsilon
@@ -37,6 +42,8 @@ class ConsentPage:
 
     Args:
         asked: digest of the order. order: its content.
+        compared: members whose keys the approver says to have compared with the hospitals themselves.
+        uncompared: ε if all other members' keys were the coordinator's own.
         document: canonical JSON of all that is consented to; its SHA-256 stands in the ledger.
         sentences: the same in words.
     """
@@ -44,20 +51,27 @@ class ConsentPage:
     member: SumMember
     asked: str
     order: LookOrder
+    compared: tuple[str, ...]
+    uncompared: float
     document: bytes
     sentences: tuple[str, ...]
 
 
-def waiting_order(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
+def waiting_order(ledger: Ledger, site: str, plan: StudyPlan, compared: Sequence[str] = ()) -> ConsentPage:
     """The order that waits for consent.
 
-    Raises: StateRefusal (none does), IntegrityRefusal (another content than was signed), PlanRefusal.
+    Args:
+        compared: members whose keys the approver has compared.
+    Raises: StateRefusal (none does), IntegrityRefusal (another content than was signed), PlanRefusal, UsageRefusal (no
+    other member of that name).
     """
     member = member_of(ledger, site, plan)
     if passed_by(ledger, member.hold):
         raise StateRefusal(
             PASSED_BY, given="one that the sum went on without", next_step=f"{what_it_costs(member.hold)} {NEXT_SUM}"
         )
+    left = _uncompared(member, site, compared)
+    uncompared = member.release.seen_with(plan, len(left))
     path = ledger.folder(member.hold) / ORDER
     if not path.exists() or SumStep.OFFER in member.hold.begun:
         raise StateRefusal(
@@ -81,18 +95,26 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan) -> ConsentPage:
         "look": order.look.to_canonical(),
         "seen_by": dict(member.release.seen_by(plan)),
     }
+    if compared:
+        document["compared"] = sorted({*compared})
     return ConsentPage(
         member=member,
         asked=said.digest,
         order=order,
+        compared=tuple(sorted({*compared})),
+        uncompared=uncompared,
         document=canonical_json(document),
-        sentences=_sentences(member, order),
+        sentences=_sentences(member, order, _of_keys(left, uncompared)),
     )
 
 
 def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKey) -> Hold:
-    """Note an approver's consent; the document lies beside the release. Raises: as of `Ledger.consent`."""
-    write_whole(ledger.folder(page.member.hold) / DOCUMENT, page.document, "sum.consent")
+    """Note an approver's consent; the document lies beside the release, a copy per person who compared keys.
+
+    Raises: as of `Ledger.consent`.
+    """
+    file = DOCUMENT.replace(".json", f"-{name}.json") if page.compared else DOCUMENT
+    write_whole(ledger.folder(page.member.hold) / file, page.document, "sum.consent")
     return ledger.consent(
         page.member.hold, asked=page.asked, document_sha256=sha256_hex(page.document), name=name, key=key
     )
@@ -107,7 +129,35 @@ def _stored_order(data: bytes) -> tuple[RoundOrder, bytes]:
         raise SchemaRefusal("a kept order must be words and content", given="another file") from None
 
 
-def _sentences(member: SumMember, order: LookOrder) -> tuple[str, ...]:
+def _uncompared(member: SumMember, site: str, compared: Sequence[str]) -> tuple[str, ...]:
+    """The other members whose keys were not compared. Raises: UsageRefusal."""
+    others = [name for name in member.release.members if name != site]
+    if strange := [name for name in compared if name not in others]:
+        raise UsageRefusal(
+            "keys must have been compared with other members of the sum",
+            given=", ".join(map(repr, strange))[:200],
+            next_step=f"Members beside this site: {', '.join(others)}.",
+        )
+    return tuple(name for name in others if name not in compared)
+
+
+def _of_keys(left: Sequence[str], epsilon: float) -> str:
+    """What the rows rest on, and what holds where `left` were never compared."""
+    said = (
+        "These rows count a member as a hospital if its key is the hospital's own. This site has checked its own key; "
+        "whoever lists keys that it made itself under the names of others knows their share of the noise."
+    )
+    if not left:
+        return f"{said} You say that you have compared the key of every other hospital with it."
+    return (
+        f"{said} Not compared: {', '.join(left)}. If these were the coordinator's own, what holds is "
+        f"ε = {shown_epsilon(epsilon)}, though no hospital tells it anything. Telephone them, at numbers that neither "
+        "the coordinator nor the study lead gave you, compare the fingerprints below with what their own site-agent "
+        "status shows, and add --compared SITE for each."
+    )
+
+
+def _sentences(member: SumMember, order: LookOrder, of_keys: str) -> tuple[str, ...]:
     plan, terms, look = member.plan, member.terms, order.look
     release, bounds = member.release, member.release.bounds(member.plan)
     sites, delta = len(terms.members), shown_delta(plan.budget.delta)
@@ -148,6 +198,7 @@ def _sentences(member: SumMember, order: LookOrder) -> tuple[str, ...]:
         f"The sum carries noise of standard deviation {terms.sigma:.4g} at least, of which this site adds its share "
         f"({terms.share_sigma:.4g}). A record counts for {bounds.reach:g} at most, whatever the coordinator sends.",
         f"What holds of a patient, pilot and level included, by who looks together: {rows}; each at δ = {delta}.",
+        of_keys,
         f"The coordinator's look: {seen}.",
         "After this consent the six steps of the sum need nobody. With the fourth of them, masked numbers, this site's "
         "part is given and cannot be taken back.",

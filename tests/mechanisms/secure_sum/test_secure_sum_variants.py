@@ -428,7 +428,7 @@ def test_a_variant_s_question_is_answered_by_the_sum_and_an_approver_is_told_of_
     first.consent = lambda: (said.extend(waiting_order(first.ledger, first.name, stage.plan).sentences), consent())
     opened = stage.whole()
     assert f"of the first coefficient of each of: {ASKED[0]}; {ASKED[1]}." in said[0]
-    assert all(f"{name} " in said[4] for name in ("sbp", *ASKED))
+    assert all(f"{name} " in said[5] for name in ("sbp", *ASKED))
     assert (np.abs(np.array(opened.total) - stage.exact(opened)) <= 6 * opened.sigma).all()
     pilots = {at: (store.table(store.by_bundle(one)), 400) for at, one in opened.pilots.items()}
     _, crude, older = read_sum(stage.plan, opened, pilots)

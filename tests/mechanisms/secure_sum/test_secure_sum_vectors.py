@@ -417,7 +417,7 @@ def test_every_coefficient_of_the_planned_question_is_the_sum_s_and_an_approver_
     opened = stage.whole()
     assert said[0].startswith("5 sites add up 5 numbers each, about the coefficients of sbp per 10, age per 5")
     assert "A record counts for 1.2 at most" in said[2]
-    assert re.search(r"level [+-][0-9.]+, records drawn in about a point [0-9.e-]+ from 0\.$", said[4])
+    assert re.search(r"level [+-][0-9.]+, records drawn in about a point [0-9.e-]+ from 0\.$", said[5])
     assert (np.abs(np.array(opened.total) - stage.exact(opened)) <= 6 * opened.sigma).all()
     answer = ask(store, holding(store, "hearts", 1), question)
     both = {"sbp/10": answer.result.summed, "age": answer.others["age"].summed}

@@ -79,6 +79,10 @@ def lead(stage: Theatre, failpoint: str = "", minutes: float = 5.0):
     return stage.start("coordinator.cli", *argv, env={"TRIBUTARY_FAILPOINT": failpoint} if failpoint else {})
 
 
+PAGE = {"study", "release_id", "asked", "consents", "needed", "sentences", "sigma", "dry_run"}
+PAGE |= {"keys", "compared", "epsilon_uncompared"}
+
+
 def consent(stage: Theatre, site: str, *, unattended: bool = False) -> dict:
     """The approver's consent, once the site has put it before them: by its agent's rounds where it is unattended."""
     asking = ("consent", "hearts", "--as", "steward")
@@ -126,7 +130,7 @@ def test_five_sites_give_a_sum_by_their_commands_and_killed_processes_end_as_the
     sites["west"] = stage.start("site_agent.cli", "run", "--once", "--json", env=env)
     for page in shown:
         # Nothing of the records: whoever consents by what they add would choose by them.
-        assert set(page) == {"study", "release_id", "asked", "consents", "needed", "sentences", "sigma", "dry_run"}
+        assert set(page) == PAGE
         assert page["sigma"] > 0
         assert any("look" in sentence for sentence in page["sentences"])
     assert sites["north"].wait() == -9

@@ -1,0 +1,74 @@
+"""Keys of a secure sum's members: a site checks its own, persons compare the others, which one party could hold."""
+
+# ruff: noqa: F811  (fixtures are imported by their names)
+from __future__ import annotations
+
+import pytest
+from stage.hospital_side.site_desk import hospital  # noqa: F401
+from stage.mechanisms.summed import NAMES, stage  # noqa: F401
+from stage.mechanisms.sums import hearts
+from stage.plans.plan_text import TOML
+
+from shared.base.canonical import parse_json, sha256_hex
+from shared.base.keys import SigningKey
+from shared.errors import UsageRefusal
+from shared.plans.plan import StudyPlan
+from shared.privacy.stated import shown_epsilon
+from site_agent.training.secure_sum.consent import give_consent, waiting_order
+
+
+def test_keys_that_one_party_made_pass_for_hospitals_and_a_steward_sees_each_to_compare_it(hospital):
+    hospital.joined()
+    own = SigningKey.load(hospital.home / "keys" / "release.pem").public
+    made = {f"hospital-{k}": SigningKey.generate().public for k in range(5)}
+    keys = {"north": own, **made}
+    text = hearts({site: key.hex for site, key in keys.items()}, epsilon=1.0, budget=1.2)
+    plan = StudyPlan.from_toml(text.replace('study = "hearts"', 'study = "mini"'))
+    plan.release.require_site("north", own.hex)  # nothing in the plan tells whose the other keys are
+    hospital.publish(plan)
+    hospital("plan", "fetch", "mini")
+    page = hospital.json("plan", "show", "mini")["keys"]
+    assert {one["site"]: one["fingerprint"] for one in page["of"]} == {s: key.fingerprint for s, key in keys.items()}
+    assert [one["site"] for one in page["of"] if one["own"]] == ["north"]
+    shown = hospital("plan", "show", "mini")
+    assert all(key.fingerprint in shown for key in keys.values())
+    worst = list(plan.release.seen_by(plan).values())[-1]
+    said = " ".join(shown.split())
+    assert f"what holds would be ε = {shown_epsilon(worst)}, the last of the rows" in said
+    assert "by telephone, at a number that neither the coordinator nor the study lead gave you" in said
+
+
+def test_a_plan_without_a_sum_rests_on_nobodys_key(hospital):
+    hospital.joined().publish(StudyPlan.from_toml(TOML))
+    hospital("plan", "fetch", "mini")
+    assert hospital.json("plan", "show", "mini")["keys"] is None
+
+
+def test_a_consent_says_what_holds_if_the_keys_not_compared_are_the_coordinators_and_keeps_which_were(stage):
+    north, pages = stage.hospitals["north"], []
+    release = stage.plan.release
+
+    def consents() -> None:
+        with pytest.raises(UsageRefusal, match="other members of the sum"):
+            waiting_order(north.ledger, "north", stage.plan, ["north"])
+        for compared in ((), ("east", "mid"), ("east", "mid", "south", "west")):
+            pages.append(waiting_order(north.ledger, "north", stage.plan, compared))
+        give_consent(north.ledger, pages[1], name="steward", key=north.keys.steward)
+
+    north.consent = consents
+    stage.whole()
+    nobody, two, all_others = pages
+    rows = list(release.seen_by(stage.plan).values())
+    assert (nobody.uncompared, all_others.uncompared) == (rows[-1], rows[0])
+    assert rows[0] < two.uncompared == release.seen_with(stage.plan, 2) <= rows[-1]
+    [said] = [line for line in two.sentences if "--compared SITE" in line]
+    assert "Not compared: south, west. If these were the coordinator's own, what holds is" in said
+    assert f"ε = {shown_epsilon(two.uncompared)}, though no hospital tells it anything" in said
+    assert not any("--compared SITE" in line for line in all_others.sentences)
+    # What the approver said is theirs alone: in the document that their signature in the ledger names.
+    [consented] = [entry for entry in north.ledger.entries() if entry.kind == "sum_consented"]
+    kept = (north.ledger.folder(north.hold) / "sum-consent-steward.json").read_bytes()
+    assert sha256_hex(kept) == consented.body["document_sha256"]
+    assert parse_json(kept)["compared"] == ["east", "mid"]
+    assert "compared" not in parse_json(nobody.document)
+    assert set(NAMES) == set(release.keys)
