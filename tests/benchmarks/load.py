@@ -5,8 +5,10 @@ python -m tests.benchmarks.load 200 --waves 12 --cut .05 --name load_waves
 
 Each site delivers a bundle of about 100 kB in each wave over mutual TLS, each time to the next process. All begin at
 once, so that the last waits for everybody; in the cases `within a minute` each begins when its lot within the first
-fifty seconds says, as hospitals do that have a minute to deliver in. Where several serve, one is killed with SIGKILL
-when a third of the bundles is acknowledged; its sites go on with the others. After each case every acknowledgement is
+fifty seconds says, as hospitals do that have a minute to deliver in. The clock begins when the
+serving processes have imported what they read bundles with, and rest.
+Where several serve, one is killed with SIGKILL when a third of the bundles is acknowledged; its sites go on with the
+others. After each case every acknowledgement is
 held against the store: its place in the log, its bundle's digest, the log as a whole. Sites are threads of one process,
 which share the machine with the coordinator and the database; the database does not flush (``fsync=off``), SQLite does.
 With ``--cut`` every site delivers all its waves, to one process on SQLite and on PostgreSQL and to four on PostgreSQL,
@@ -120,6 +122,14 @@ class Delivery:
         return count, len(found)
 
 
+def at_rest(running):
+    """Wait until the serving processes have imported, each for the processes that it reads bundles in."""
+    before, until = -1.0, time.monotonic() + 60
+    while (now := sum(spent(process) for process, _ in running)) > before + 0.02 and time.monotonic() < until:
+        before = now
+        time.sleep(1.0)
+
+
 class Cutter:
     """A share of the connections breaks when about half a bundle has passed."""
 
@@ -148,6 +158,7 @@ def waves_through_cuts(folder, url, processes, sites, waves, cut):
     size = np.mean([sealed.path.stat().st_size for sealed in delivery.sealed.values()])
     cutter = Cutter(cut, size)
     with Processes(hub, processes) as running, contextlib.ExitStack() as closing:
+        at_rest(running)
         # One address may hold 128 connections: hospitals have addresses of their own.
         relays = [
             closing.enter_context(through(port, cutter, seed=k, source=f"127.0.0.{k}"))
@@ -197,6 +208,7 @@ def measured(folder, url, processes, killed, sites, waves, within=0.0):
     delivery = Delivery(hub, names, waves)
     busy = os.getloadavg()[0]
     with Processes(hub, processes) as running:
+        at_rest(running)
         victim, _ = running[0]
 
         def acknowledged(count):

@@ -11,10 +11,14 @@ is reported has seeds from 12001 on.
 
 `cost` takes sums of 12 and 50 sites and counts bytes and time.
 
+With `--outcome binary` the same patients' event is a yes or no and the question a logistic regression: where the models
+fit it is drawn anew from that model, with each cohort's own share of events; where they do not, it is the event of that
+world whenever it came.
+
 With a folder, every repetition is kept there, and a run that was stopped goes on where it was.
 
 python -m tests.benchmarks.secure_sum [repetitions] [first seed] [--epsilon 0.5,1] [--world fits|misfit]
-  [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--held centred]
+  [--outcome survival|binary] [--folder FOLDER] [--no-rows] [--pilot SHARE] [--tau T] [--held centred]
   [--sites N] [--scale S] [--name NAME] [--summary]
 """
 
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import optimize, special
 
 from coordinator.pooling.pool import pool, pool_estimates
 from coordinator.pooling.secure_sum.looks import pilot_places
@@ -36,6 +41,8 @@ from coordinator.pooling.secure_sum.row_effects import row_effects
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal
+from shared.estimands.fits.families import FAMILIES
+from shared.estimands.fits.regression import generalised
 from shared.mechanisms.secure_sum.coordinator import SumCoordinator
 from shared.mechanisms.secure_sum.messages import Lists
 from shared.mechanisms.secure_sum.price import trust_rows
@@ -43,7 +50,7 @@ from shared.mechanisms.secure_sum.site import SumSite
 from shared.releases.receipt import planned_event
 from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
-from tests.benchmarks.honest import TRUTH, misfit, real
+from tests.benchmarks.honest import COVARIATES, TRUTH, UNITS, misfit, real
 from tests.stage.mechanisms.sums import Parts, cohorts_plan
 
 DELTA = 1e-6
@@ -56,7 +63,37 @@ def plan_of(keys, epsilon, given, **release):
     made: dict[str, Any] = {"drop_outs": DROP_OUTS, "colluders": COLLUDERS}
     made |= {"pilot": given.pilot} if given.pilot else {}
     made |= {"held": given.held} if given.held else {}
-    return cohorts_plan(keys, epsilon, **made, **release)
+    return cohorts_plan(keys, epsilon, outcome=given.outcome, **made, **release)
+
+
+def yes_or_no(tables, rng, given):
+    """The tables without their times; where the models fit, with events of a logistic regression."""
+    out = {}
+    for name, table in tables.items():
+        found = table.drop(columns="time")
+        if given.world == "fits":
+            x = found[list(COVARIATES)].to_numpy(float) / UNITS
+            eta = (x - x.mean(axis=0)) @ [0.6, 0.2, -0.2, TRUTH + given.tau * rng.standard_normal()]
+            chance = special.expit(level_of(eta, found["cvd"].mean()) + eta)
+            found["cvd"] = (rng.random(len(found)) < chance).astype(np.int64)
+        out[name] = found
+    return out
+
+
+def level_of(eta, share):
+    """The log odds at which predictors make that share of events."""
+    return optimize.brentq(lambda level: special.expit(level + eta).mean() - share, -20, 20)
+
+
+def records_own(table, outcome):
+    """Log hazard or odds ratio of 10 mmHg, and its variance, of the planned regression on a table."""
+    if outcome == "survival":
+        return real(table)
+    x = table[list(COVARIATES)].to_numpy(float) / UNITS
+    columns = np.column_stack([np.ones(len(x)), x - x.mean(axis=0)])
+    y = table["cvd"].to_numpy(float)
+    found = generalised(columns, y, FAMILIES["logistic"], np.ones(len(x)), np.zeros(len(x)))
+    return found.beta[4], found.cov[4, 4]
 
 
 def through_messages(terms, keys, values, noises):
@@ -154,7 +191,7 @@ def on_rows(plan, pilots, answer, seed):
         # A site whose pilot settles on nothing has no place among the others: its rows are the pilot's.
         own_effect = {term.column: effects[site] / term.units} if site in effects else None
         [rows] = release.synthetic(plan, figures, draws=1, rng=rng, effects=own_effect)
-        own.append(real(rows))
+        own.append(records_own(rows, release.outcome))
     yi, vi = zip(*own, strict=True)
     return pool(list(yi), list(vi), method="REML", test="adhoc")
 
@@ -164,7 +201,9 @@ def measured(seed, epsilons, world, given):
     rng = np.random.default_rng(10_000 + seed)
     tables = cvd_tables(rng, given.scale, apart=given.tau) if world == "fits" else misfit(rng)
     tables = dict(list(tables.items())[: given.sites])
-    yi, vi = zip(*(real(table) for table in tables.values()), strict=True)
+    if given.outcome == "binary":
+        tables = yes_or_no(tables, rng, given)
+    yi, vi = zip(*(records_own(table, given.outcome) for table in tables.values()), strict=True)
     theirs = pool(list(yi), list(vi), method="REML", test="adhoc")
     out = {"seed": seed, "real": [theirs.beta, theirs.ci_lb, theirs.ci_ub], "tau2": theirs.tau2, "cells": {}}
     for epsilon in epsilons:
@@ -243,6 +282,7 @@ def main():
     parser.add_argument("first", nargs="?", type=int, default=12001)
     parser.add_argument("--epsilon", default=record.sized("0.5,1", "1"))
     parser.add_argument("--world", choices=("fits", "misfit"), default="fits")
+    parser.add_argument("--outcome", choices=("survival", "binary"), default="survival")
     parser.add_argument("--folder", type=Path, help="keep every repetition here, and go on from what is there")
     parser.add_argument("--pilot", type=float, help="share of the pilots in μ², for every ε")
     parser.add_argument("--held", choices=("zero", "centred"), help="about which point records are drawn in")
@@ -255,7 +295,8 @@ def main():
     given = parser.parse_args()
     runs = []
     for seed in range(given.first, given.first + given.repetitions):
-        kept = given.folder / f"{given.world}-{seed}.json" if given.folder else None
+        case = given.world if given.outcome == "survival" else f"{given.outcome}-{given.world}"
+        kept = given.folder / f"{case}-{seed}.json" if given.folder else None
         if kept is not None and kept.is_file():
             runs.append(json.loads(kept.read_text()))
             continue
@@ -268,6 +309,7 @@ def main():
     results = {
         "repetitions": len(runs),
         "world": given.world,
+        "outcome": given.outcome,
         "tau": given.tau,
         "rounds": rounds,
         "cells": summary(runs),
@@ -275,7 +317,8 @@ def main():
     if given.summary:
         print(json.dumps(results))
         return
-    name = given.name or ("secure_sum" if given.world == "fits" else "secure_sum_misfit")
+    default = f"secure_sum{'_binary' * (given.outcome == 'binary')}{'_misfit' * (given.world == 'misfit')}"
+    name = given.name or default
     if name == "secure_sum":
         results |= {"cost": costs()}
     print(record.write(name, results, seed=given.first))

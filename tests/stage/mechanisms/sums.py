@@ -113,10 +113,26 @@ def cohorts(seed: int, share: float = 0.34, sites: int = 6) -> dict[str, pd.Data
     return {name.lower().replace(" ", "-"): table for name, table in sorted(found.items())}
 
 
-def cohorts_plan(keys: Mapping[str, SigningKey], epsilon: float, **release: Any) -> StudyPlan:
+YES_NO = (
+    ("cox(time, cvd)", "logistic(cvd)"),
+    ('"survival"', '"binary"'),
+    ('["time", "cvd"]', '["cvd"]'),
+    ("horizon = 36.0\n", ""),
+    ('columns.time = {kind = "time", upper = 60, event = "cvd", unit = "years"}\n', ""),
+    ('{kind = "event"}', '{kind = "binary"}'),
+)
+"""What a plan of the same covariates has otherwise where the outcome is a yes or no."""
+
+
+def cohorts_plan(
+    keys: Mapping[str, SigningKey], epsilon: float, *, outcome: str = "survival", **release: Any
+) -> StudyPlan:
     """A plan of a secure sum over these sites; `release` has further settings of it."""
     members = "\n".join(f'"{name}" = "{key.public.hex}"' for name, key in keys.items())
-    plan = StudyPlan.from_toml(PLAN.replace("MEMBERS", members).replace("EPSILON", f"{float(epsilon)}"))
+    text = PLAN
+    for before, after in YES_NO if outcome == "binary" else ():
+        text = text.replace(before, after)
+    plan = StudyPlan.from_toml(text.replace("MEMBERS", members).replace("EPSILON", f"{float(epsilon)}"))
     given = plan.to_canonical()
     return StudyPlan.from_canonical(given | {"release": given["release"] | release}) if release else plan
 
