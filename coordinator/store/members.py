@@ -37,6 +37,7 @@ __all__ = [
     "all_plans",
     "all_sites",
     "arrived",
+    "caller",
     "enrol",
     "enrolment",
     "forget_certificate",
@@ -44,7 +45,6 @@ __all__ = [
     "members",
     "plan_of",
     "refuse_site",
-    "require_good",
     "require_invited",
     "require_site",
     "retire_keys",
@@ -197,7 +197,8 @@ def all_sites(store: Database) -> tuple[RegisteredSite, ...]:
 
 
 # Asked in each call, and so written once: to write an SQL statement takes longer than to answer it.
-_REVOKED = sa.select(db.revoked).where(db.revoked.c.serial == sa.bindparam("serial"))
+_REVOKED = sa.exists().where(db.revoked.c.serial == sa.bindparam("serial"))
+_CALLER = sa.select(db.sites, _REVOKED.label("gone")).where(db.sites.c.site == sa.bindparam("site"))
 _NAMED = sa.select(db.sites).where(db.sites.c.site == sa.bindparam("site"))
 _KEYS = sa.select(db.site_keys).where(db.site_keys.c.site.in_(sa.bindparam("sites", expanding=True)))
 _NEWEST = sa.select(db.plans).where(db.plans.c.study == sa.bindparam("study")).order_by(db.plans.c.version.desc())
@@ -288,24 +289,22 @@ def require_site(store: Database, site: str, serial: str) -> RegisteredSite:
     """The accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
 
     def work(c: sa.Connection) -> RegisteredSite:
-        found = _sites(store, _NAMED, {"site": site})
-        require_good(c, serial, found[0].state if found else "")
-        return found[0]
+        row = caller(c, site, serial)
+        return _site(row, c.execute(_KEYS, {"sites": [site]}).all())
 
     return store.read(work)
 
 
-def require_good(c: sa.Connection, serial: str, state: str) -> None:
-    """Refuse a certificate by its serial number and its site's state; blank where there is no such site.
-
-    Raises: CertificateRefusal.
-    """
-    if state != "accepted" or c.execute(_REVOKED, {"serial": serial}).first() is not None:
+def caller(c: sa.Connection, site: str, serial: str) -> sa.Row:
+    """The row of the accepted site that a certificate names. Raises: CertificateRefusal (revoked, or not accepted)."""
+    row = c.execute(_CALLER, {"site": site, "serial": serial}).first()
+    if row is None or row.gone or row.state != "accepted":
         raise CertificateRefusal(
             "the certificate must be of a site that takes part",
             given="a revoked or unknown one",
             next_step="Ask the study lead.",
         )
+    return row
 
 
 def require_invited(store: Database, site: str) -> None:

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from coordinator.store import schema as db
 from coordinator.store.engine import append_entry
-from coordinator.store.members import require_good
+from coordinator.store.members import caller
 from coordinator.store.membership import renewal_leaf, renewals
 from coordinator.store.schema import site_certificates as issued
 from coordinator.store.store import RegisteredSite, Store
@@ -102,9 +102,7 @@ class SiteCertificates:
         """
 
         def work(c: sa.Connection) -> tuple[sa.Row | None, sa.Row, str]:
-            site = _site(c, peer.site)
-            require_good(c, peer.serial, "" if site is None else site.state)
-            assert site is not None
+            site = caller(c, peer.site, peer.serial)
             return _row(c, peer.serial), site, _membership(c, site)
 
         row, site, membership = self._read(work)

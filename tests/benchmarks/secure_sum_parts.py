@@ -107,7 +107,8 @@ class Site:
 def drawn(tables, epsilon, seed):
     """Plan, places, levels and each site's records."""
     keys = {name: SigningKey.generate() for name in tables}
-    plan, noise = plan_of(keys, epsilon, SimpleNamespace(pilot=None, held="centred")), seeded_rng(seed)
+    given = SimpleNamespace(pilot=None, held="centred", outcome="survival")
+    plan, noise = plan_of(keys, epsilon, given), seeded_rng(seed)
     release = plan.release
     pilots = {
         at: (release.draw(plan, plan.dictionary.check(tables[name]), noise), len(tables[name]))
