@@ -123,6 +123,8 @@ class MomentsPlay(Cohorts):
     needs = ("Crypto",)
     figure_each = True
     covers = "every record covered"
+    seen = ""
+    """What the ε of the secure sum is by who looks together; blank where the demo does without."""
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """The plan at the ε that was asked for, and the same with nothing declared."""
@@ -176,12 +178,32 @@ class MomentsPlay(Cohorts):
         if (epsilon := self.options.epsilon) is not None:
             text = re.sub(r"^epsilon = \S+", f"epsilon = {epsilon}", text, count=1, flags=re.MULTILINE)
         study = setting(text, "study").strip('"')
+        self._say_who_looks(text)
         stage.plans[study] = text
         path = stage.state / f"{study}.toml"
         path.write_text(text, encoding="utf-8")
         stage.coordinator("plan", "sign", str(path))
         stage.step("plan of the secure sum signed by the lead: it names every hospital's key")
         return study
+
+    def _say_who_looks(self, text: str) -> None:
+        """Have figures and table say of which ε is meant: a site's part is hidden by the noise of those who keep it."""
+        from shared.mechanisms.secure_sum.plan import SecureSumPlan
+        from shared.plans.plan import StudyPlan
+        from shared.privacy.stated import shown_epsilon
+
+        plan = StudyPlan.from_toml(text)
+        assert isinstance(plan.release, SecureSumPlan)
+        rows = {who: shown_epsilon(epsilon) for who, epsilon in plan.release.seen_by(plan).items()}
+        many = plan.release.colluders
+        most = f"at most {many} site{' shows' if many == 1 else 's show'} the coordinator all it has"
+        everybody, worst = list(rows.items())[-1]
+        self.covers = f"every record covered; the secure sum's holds while {most}, and is {worst} to {everybody}"
+        self.seen = (
+            f" The secure sum's ε holds while {most}, or is a key of the "
+            f"coordinator's own; by who looks together: {'; '.join(f'{who}: ε {rows[who]}' for who in rows)}. The "
+            "table's is a little below the plan's, because noise is raised for rounding."
+        )
 
     def _add_up(self, stage: DemoStage, study: str) -> None:
         """Every hospital stays until the sum is opened; its approver consents, shown what it tells, and to whom."""
@@ -216,7 +238,7 @@ class MomentsPlay(Cohorts):
         """Footnote: what each ε covers."""
         return (
             "gap: to the real records. ε covers every record and all that looked at it. The hospitals' own rows beside "
-            "the secure sum are what each released by itself; of the sum nobody sees a part."
+            "the secure sum are what each released by itself; of the sum nobody sees a part." + self.seen
         )
 
 

@@ -36,6 +36,7 @@ from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, IntegrityRefusal
 from shared.estimands.answer import parse_estimand
 from shared.plans.plan import StudyPlan
+from shared.privacy.stated import shown_epsilon
 from shared.terminal import number, plain
 from tests.benchmarks.honest import real
 
@@ -319,11 +320,19 @@ class Joined:
 @pytest.mark.parametrize("epsilon", [None, 0.5])
 def test_the_demo_s_plan_of_a_sum_names_who_joined_and_costs_what_was_asked_for(tmp_path, epsilon):
     joined = Joined(tmp_path, KEYS)
-    study = play_of(DemoOptions(study="cohorts", epsilon=epsilon))._signed(joined)
+    play = play_of(DemoOptions(study="cohorts", epsilon=epsilon))
+    assert "the coordinator" not in play.note + play.covers
+    study = play._signed(joined)
     plan = StudyPlan.from_toml(joined.plans[study])
     assert joined.signed == [("plan", "sign", str(tmp_path / f"{study}.toml"))]
     assert dict(plan.release.members) == {name: key.public.hex for name, key in sorted(KEYS.items())}
     assert plan.release.epsilon == (epsilon or 1.0)
+    # Table and figures say to whom the ε that they state holds, and what it is to everybody else together.
+    everybody, worst = list(plan.release.seen_by(plan).items())[-1]
+    assert f"while at most 1 site shows the coordinator all it has, and is {shown_epsilon(worst)} to {everybody}" in (
+        play.covers
+    )
+    assert all(f"{who}: ε {shown_epsilon(row)}" in play.note for who, row in plan.release.seen_by(plan).items())
     assert cost(plan).waves[0].affordable
     # It answers the very question of the demo's other plans.
     shipped = StudyPlan.from_toml((STUDIES / "cohorts.toml").read_text())
