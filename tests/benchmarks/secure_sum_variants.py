@@ -17,6 +17,7 @@ python -m tests.benchmarks.secure_sum_variants [repetitions] [first seed] [--wor
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import misfit
 from tests.benchmarks.secure_sum import COLLUDERS, DROP_OUTS
-from tests.benchmarks.secure_sum_vector import arm, told
+from tests.benchmarks.secure_sum_vector import arm, jackknifed, told
 from tests.stage.mechanisms.sums import cohorts_plan
 
 EPSILON, HORIZON, OLD = 1.0, 36.0, 60
@@ -114,6 +115,12 @@ def measured(seed, world):
     return out
 
 
+def over_planned_alone(runs, members):
+    """Mean distance of these questions over that of the planned one in a sum of its own."""
+    away = np.mean([abs(run["cells"][name]["together"]["away"]) for run in runs for name in members])
+    return away / np.mean([abs(run["cells"]["planned"]["alone"]["away"]) for run in runs])
+
+
 def summary(runs):
     """Per question, and over the nine variants."""
     out, one = {}, np.mean([abs(run["cells"]["planned"]["alone"]["away"]) for run in runs])
@@ -142,6 +149,7 @@ def summary(runs):
         name: {
             "gap": float(np.mean([out[f"{q} together"]["gap"] for q in members])),
             "over_planned_alone": float(np.mean([out[f"{q} together"]["gap"] for q in members]) / one),
+            "over_planned_alone_standard_error": jackknifed(partial(over_planned_alone, members=members), runs),
             "squared_error_over_stated": float(
                 np.mean([out[f"{q} together"]["squared_error_over_stated"] for q in members])
             ),

@@ -151,6 +151,23 @@ def told(answer, beta, se):
     }
 
 
+def jackknifed(figure, runs):
+    """Standard error of a figure of all repetitions, by how it changes where one of them is left out."""
+    if len(runs) < 2:
+        return math.nan
+    without = np.array([figure([*runs[:k], *runs[k + 1 :]]) for k in range(len(runs))])
+    return float(np.sqrt((len(runs) - 1) * without.var()))
+
+
+def over_alone(runs):
+    """Mean distance over that of single sums, of the coefficients of which there is one."""
+    named = [name for name, one in runs[0]["cells"].items() if "alone" in one]
+    together, alone = (
+        sum(abs(run["cells"][name][which]["away"]) for run in runs for name in named) for which in ("together", "alone")
+    )
+    return together / alone
+
+
 def summary(runs):
     """Per coefficient and over all of which there is a single sum."""
     out, ratios = {}, []
@@ -175,6 +192,7 @@ def summary(runs):
             "coefficients": len(runs[0]["cells"]),
             "gap": float(gaps["together"]),
             "over_alone": float(both[0] / both[1]),
+            "over_alone_standard_error": jackknifed(over_alone, runs),
             "mean_over_alone": float(np.mean(ratios)),
             "bytes_sent": float(np.max([run["cost"]["bytes_sent"] for run in runs])),
             "cpu_seconds": float(np.max([run["cost"]["cpu_seconds"] for run in runs])),
