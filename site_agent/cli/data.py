@@ -114,7 +114,10 @@ IgnoreRest = Annotated[bool, typer.Option("--ignore-rest", help="Ignore, by name
 Accept = Annotated[bool, typer.Option("--accept-suggestions", help="Take the proposals of data add.")]
 Level = Annotated[
     Words,
-    _repeated("NAME:VALUE=LEVEL", "A value of the file, and its level, as in sex:m=1, or sex:k.A.= for one not known"),
+    _repeated(
+        "NAME:VALUE=LEVEL",
+        "A value of the file, and its level, as in sex:m=1; sex:k.A.= or Tod:31.12.9999= for one not known",
+    ),
 ]
 DecimalComma = Annotated[
     Words, values_option(metavar="NAME", help="Its decimals are written with a comma; repeat, or all.")
@@ -178,11 +181,10 @@ def data_map(
     every = [column.name for column in dictionary.columns if column.lower is not None]
     commas = every if decimal_comma == ["all"] else decimal_comma or []
     formulas = editing.split(derive, "--derive NAME=FORMULA")
-    source = replace(
-        source,
-        values=editing.values(source.values, dictionary, as_is or [], level or [], commas, words),
-        steps=editing.steps(source.steps, editing.split(date, "--date NAME=FORM"), formulas, as_is or []),
-    )
+    forms = editing.split(date, "--date NAME=FORM")
+    steps, levels = editing.steps(source.steps, forms, formulas, as_is or [], level or [])
+    values = editing.values(source.values, dictionary, as_is or [], levels, commas, words)
+    source = replace(source, values=values, steps=steps)
     columns = dict(source.columns)
     for pair in pairs or []:
         name, sign, to = pair.rpartition("=")

@@ -17,7 +17,7 @@ from site_agent.records.mapping.declared import DateForm, FollowUp, Recoding, St
 from site_agent.records.mapping.evaluating import blank
 from site_agent.records.mapping.formulas import SPANS, columns_of, parsed
 from site_agent.records.mapping.recoding import recoded
-from site_agent.records.mapping.suggesting import analyte_of, date_forms, proposed, recoding_of
+from site_agent.records.mapping.suggesting import analyte_of, date_forms, no_dates, proposed, recoding_of
 from site_agent.records.mapping.units import conversion, known_spelling
 
 if TYPE_CHECKING:
@@ -211,7 +211,10 @@ class _Guide:
         if name in self.dates or not (forms or asked):
             return
         form = forms[0] if len(forms) == 1 else self.prompt(f"{name} writes its dates as", "", among=_among(forms))
-        self.dates[name] = DateForm(form=form)
+        gone = no_dates(self.table[name])
+        if gone and not self.yes(f"{name}: {', '.join(gone)} means that there is none. Is that so?"):
+            gone = ()
+        self.dates[name] = DateForm(form=form, missing=gone)
 
     # -- values ---------------------------------------------------------------------------------------------------
     def recoded(self, known: Mapping[str, Recoding]) -> None:

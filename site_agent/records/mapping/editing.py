@@ -66,12 +66,35 @@ def split(texts: Sequence[str] | None, form: str) -> dict[str, str]:
     return out
 
 
-def steps(before: Steps, dates: Mapping[str, str], derive: Mapping[str, str], as_is: Sequence[str]) -> Steps:
-    """Steps after the options ``--date`` and ``--derive``; what is to be taken as it is loses its own."""
-    kept = {name: form for name, form in before.dates.items() if name not in as_is}
+def steps(
+    before: Steps, dates: Mapping[str, str], derive: Mapping[str, str], as_is: Sequence[str], levels: Sequence[str] = ()
+) -> tuple[Steps, list[str]]:
+    """Steps after the options ``--date``, ``--derive`` and ``--level``, and the levels that are of no column of dates.
+
+    Args:
+        before: the steps that these options change.
+        dates: column to its date format; texts that mean a missing date stay.
+        derive: column to its formula.
+        as_is: columns that lose their own step.
+        levels: NAME:VALUE=LEVEL options; of a column of dates, NAME:TEXT= for a text that means a missing date.
+    Raises: UsageRefusal.
+    """
+    forms = {name: form for name, form in before.dates.items() if name not in as_is}
     formulas = {name: formula for name, formula in before.derive.items() if name not in as_is}
-    forms = {name: DateForm(form=form) for name, form in dates.items()}
-    return replace(before, dates={**kept, **forms}, derive={**formulas, **derive})
+    for name, form in dates.items():
+        forms[name] = replace(forms[name], form=form) if name in forms else DateForm(form=form)
+    others = []
+    for text in levels:
+        name, _, pair = text.partition(":")
+        value, sign, to = pair.rpartition("=")
+        if name not in forms:
+            others.append(text)
+        elif to or not (sign and value):
+            step = f"As in {name}:31.12.9999="
+            raise UsageRefusal("a text of a column of dates can only be missing", given=repr(text), next_step=step)
+        else:
+            forms[name] = replace(forms[name], missing=tuple(dict.fromkeys((*forms[name].missing, value))))
+    return replace(before, dates=forms, derive={**formulas, **derive}), others
 
 
 def values(

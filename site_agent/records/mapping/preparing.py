@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from shared.base.clock import utc_now
 from shared.errors import DictionaryRefusal, MissingRefusal, UsageRefusal
 from site_agent.records.mapping.evaluating import blank, evaluate, numbers
 from site_agent.records.mapping.formulas import SPANS
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from site_agent.records.mapping.declared import Combination, DateForm, FollowUp, Steps
 
 __all__ = ["dates", "one_value", "prepared"]
+
+_AHEAD = 20 * 365.25
+"""Days. No hospital plans further: a later date stands for none, as 31.12.9999 does where nobody died."""
 
 
 def prepared(
@@ -47,6 +51,7 @@ def prepared(
         )
     for name, form in steps.dates.items():
         table[name] = dates(table[name], form, name)
+        _require_known_days(table, name)
     if steps.persons is not None:
         table = _combined(table, steps.persons, dictionary, identify)
     for name, formula in steps.derive.items():
@@ -89,6 +94,23 @@ def dates(values: pd.Series, how: DateForm, name: str) -> pd.Series:
             next_step=f"site-agent data map STUDY --date {name}=FORM, or correct them at the source.",
         )
     return out.dt.normalize()
+
+
+def _require_known_days(table: pd.DataFrame, name: str, *, ahead: float = _AHEAD) -> None:
+    """Refuse dates of a column more than so many days ahead. Raises: DictionaryRefusal."""
+    if count := int((_days(table, name) > _tomorrow() + ahead).sum()):
+        whole = f"no date more than {ahead / 365.25:.0f} years ahead" if ahead else "no date after today"
+        raise DictionaryRefusal(
+            f"column {name!r} must hold {whole}{'' if ahead else ': follow-up is counted by it'}",
+            given=f"{count} rows with one",
+            next_step=f"Where it means that there is none, as 31.12.9999 does: site-agent data map STUDY "
+            f"--level {name}:TEXT=, with the text as the file has it. Else correct them at the source.",
+        )
+
+
+def _tomorrow() -> float:
+    """Days from 1970 to the day after today: where the sun rises first it is tomorrow already."""
+    return float(np.datetime64(utc_now().date(), "D").astype("int64")) + 1
 
 
 # -- a person's rows --------------------------------------------------------------------------------------------
@@ -243,6 +265,8 @@ def _followed(table: pd.DataFrame, how: FollowUp, dictionary: Dictionary) -> pd.
             given=f"{horizon:g}, bound {column.span[1]:g}",
             next_step="Lower it, or leave it out.",
         )
+    for name in filter(None, (how.start, how.end, how.last)):
+        _require_known_days(table, name, ahead=0)
     start, end = _days(table, how.start), _days(table, how.end)
     last = _days(table, how.last) if how.last else np.full(len(table), np.nan)
     until = float(np.datetime64(how.until, "D").astype("int64")) if how.until else math.inf
@@ -259,6 +283,12 @@ def _followed(table: pd.DataFrame, how: FollowUp, dictionary: Dictionary) -> pd.
     censored = np.minimum(last if how.last else math.inf, limit)
     # Whoever has the event after the limit was without it until then.
     censored = np.where(end > limit, limit, censored)
+    if count := int((np.where(happened, end, censored) > _tomorrow()).sum()):
+        raise DictionaryRefusal(
+            "nobody can have been followed beyond today",
+            given=f"{count} rows, until {how.until}",
+            next_step="Set until under [follow_up] to the day of the extract, or name the last contact: last.",
+        )
     time = np.minimum((np.where(happened, end, censored) - start) / span, horizon)
     out = table.assign(**{how.time: time})
     if how.event:

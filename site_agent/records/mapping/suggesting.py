@@ -25,7 +25,7 @@ from site_agent.records.mapping.units import conversion, known, known_spelling
 if TYPE_CHECKING:
     from shared.plans.dictionary import Column, Dictionary
 
-__all__ = ["Proposal", "analyte_of", "date_forms", "proposed", "recoding_of", "suggestions"]
+__all__ = ["Proposal", "analyte_of", "date_forms", "no_dates", "proposed", "recoding_of", "suggestions"]
 
 FORMS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y %H:%M")
 # 8507 and 8532 are OMOP's concepts of male and female.
@@ -61,6 +61,8 @@ UNKNOWN = frozenset(
         "n.b.",
     ]
 )
+_DAY = re.compile(r"(\d{1,4})[-./](\d{1,2})[-./](\d{1,4})(?:[ T]00:00(?::00(?:\.0+)?)?)?")
+_NO_YEARS = ("2099", "2199", "2299", "2999", "9999")
 _NAMES: Mapping[str, str] = {
     **dict.fromkeys(("alter", "âge", "edad", "age_years"), "age"),
     **dict.fromkeys(("geschlecht", "gender", "gender_concept_id", "sexe", "sexo"), "sex"),
@@ -188,14 +190,27 @@ def date_forms(values: pd.Series, name: str) -> list[str]:
         return []
     if values.dtype.kind == "M":
         return ["file"]
+    gone = no_dates(values)
+    if values[~blank(values)].astype("string").str.strip().isin(gone).all():
+        gone = ()  # then the form is that of the texts which stand for none
     fit = []
     for form in ("file", *FORMS):
         try:
-            dates(values, DateForm(form=form), name)
+            dates(values, DateForm(form=form, missing=gone), name)
         except Refusal:
             continue
         fit.append(form)
     return ["file"] if "file" in fit else fit
+
+
+def no_dates(values: pd.Series) -> tuple[str, ...]:
+    """Texts among (n,) values that anybody knows to stand for no date, as they are written there.
+
+    >>> no_dates(pd.Series(["31.12.9999", "17.05.2024", "00.00.0000", "k.A."]))
+    ('00.00.0000', '31.12.9999', 'k.A.')
+    """
+    texts = values.astype("string").str.strip()
+    return tuple(sorted(text for text in texts[~blank(values)].unique() if _is_no_date(text)))
 
 
 def recoding_of(values: pd.Series, name: str, column: Column) -> tuple[Recoding, str]:
@@ -232,6 +247,15 @@ def analyte_of(unit: str, name: str, column: Column) -> str | None:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _is_no_date(text: str) -> bool:
+    parts = _DAY.fullmatch(text)
+    if parts is None:
+        return text.lower() in UNKNOWN
+    *days, year = sorted(parts.groups(), key=len)
+    shown = sorted(map(int, days))
+    return (year, shown) == ("0000", [0, 0]) or (year in _NO_YEARS and shown in ([1, 1], [12, 31]))
+
+
 def _unknown(text: pd.Series) -> list[str]:
     return sorted(word for word in text.unique() if word.lower() in UNKNOWN)
 
@@ -289,7 +313,7 @@ def _dates(table: pd.DataFrame, names: Sequence[str]) -> tuple[dict[str, DateFor
     for name in names:
         fit = date_forms(table[name], name)
         if len(fit) == 1:
-            found[name] = DateForm(form=fit[0])
+            found[name] = DateForm(form=fit[0], missing=no_dates(table[name]))
         elif fit:
             unclear[name] = f"dates, written as {' or '.join(fit)}? (--date {name}=FORM)"
     return found, unclear

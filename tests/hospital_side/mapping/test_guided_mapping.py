@@ -171,6 +171,13 @@ def test_an_event_that_befell_nobody_has_no_form_to_ask_for(tmp_path):
     assert records.read(source, STUDY, key=KEY).table["died"].tolist() == [0, 0, 0]
 
 
+def test_a_text_that_means_no_date_is_one_where_the_steward_says_so(tmp_path):
+    table = ROWS.assign(tod=ROWS["tod"].replace("", "31.12.9999"), chol="200")
+    source = asked(tmp_path, table, Steward({}))
+    assert source.steps.dates["tod"].missing == ("31.12.9999",)
+    assert records.read(source, STUDY, key=KEY).table["died"].tolist() == [0, 1, 0, 0]
+
+
 def test_at_a_terminal_the_mapping_is_kept_at_the_end_and_not_before(hospital, plan, tmp_path, monkeypatch):
     at = hospital.joined().approved(plan)
     table = make_table(300).rename(columns={"sex": "Geschlecht"})

@@ -22,12 +22,12 @@ from shared.releases.bundle import read_bundle
 from shared.releases.receipt import Receipt
 from site_agent.config import SiteConfig, TableSource
 from site_agent.records import table as records
-from site_agent.records.mapping import document
+from site_agent.records.mapping import document, editing
 from site_agent.records.mapping.declared import Combination, DateForm, Steps
 from site_agent.records.mapping.evaluating import evaluate
 from site_agent.records.mapping.formulas import columns_of
 from site_agent.records.mapping.preparing import dates
-from site_agent.records.mapping.suggesting import proposed
+from site_agent.records.mapping.suggesting import no_dates, proposed
 from site_agent.records.mapping.units import ANALYTES, conversion
 from tests.stage.house.sources import ROOT
 
@@ -64,6 +64,49 @@ def test_what_cannot_be_made_is_refused_by_column_rule_and_count(changes, rule, 
     found = refused(DictionaryRefusal, mapped(tmp_path, table), STUDY)
     assert rule in found.must
     assert given in found.given
+
+
+def day(ahead: int) -> str:
+    return (dt.datetime.now(dt.UTC) + dt.timedelta(days=ahead)).strftime("%d.%m.%Y")
+
+
+@pytest.mark.parametrize(
+    ("changes", "until", "rule"),
+    [
+        ({"tod": "31.12.9999"}, "", "column 'tod' must hold no date more than 20 years ahead"),
+        ({"tod": day(3)}, "", "column 'tod' must hold no date after today"),
+        ({"kontakt": day(3)}, "", "column 'kontakt' must hold no date after today"),
+        ({"aufnahme": day(-20), "tod": "", "kontakt": ""}, "2999-12-31", "nobody can have been followed beyond today"),
+    ],
+)
+def test_nobody_is_followed_to_a_day_that_has_not_come(changes, until, rule, tmp_path):
+    # Else who is alive, and has 31.12.9999 as day of death, would be followed to the horizon, and not to the contact.
+    table = ROWS.copy()
+    table.loc[1, list(changes)] = list(changes.values())
+    how = replace(FOLLOWED, last="", until=until) if until else FOLLOWED
+    found = refused(DictionaryRefusal, mapped(tmp_path, table, replace(STEPS, follow_up=how)), STUDY)
+    assert rule in found.must
+    assert "1 rows" in found.given
+
+
+def test_of_a_text_that_means_no_date_follow_up_ends_at_the_contact(tmp_path):
+    table = ROWS.assign(tod=ROWS["tod"].replace("", "31.12.9999"))
+    steps, others = editing.steps(STEPS, {}, {}, [], ["tod:31.12.9999=", "sex:w=female"])
+    assert others == ["sex:w=female"], "levels are not dates'"
+    expected = records.read(mapped(tmp_path), STUDY, key=KEY).table
+    pd.testing.assert_frame_equal(records.read(mapped(tmp_path, table, steps), STUDY, key=KEY).table, expected)
+    again, _ = editing.steps(steps, {"tod": "%d.%m.%Y"}, {}, [])
+    assert again.dates["tod"].missing == ("31.12.9999",), "stays where the form is said again"
+    with pytest.raises(UsageRefusal, match="can only be missing"):
+        editing.steps(STEPS, {}, {}, [], ["tod:31.12.9999=2020"])
+
+
+def test_a_text_that_anybody_knows_to_be_no_date_is_proposed_as_such():
+    table = ROWS.assign(tod=["31.12.9999", "01.07.2012", "00.00.0000", "k.A."], geb=[*ROWS["geb"][:3], "17.05.9999"])
+    forms = proposed(table, STUDY, {}).mapped["steps"].dates
+    assert forms["tod"].missing == ("00.00.0000", "31.12.9999", "k.A.")
+    assert forms["geb"].missing == (), "a day and a month may be a patient's"
+    assert no_dates(pd.Series([dt.date(2999, 12, 31), dt.date(2020, 1, 1)])) == ("2999-12-31",)
 
 
 def test_every_column_is_named_where_the_file_has_others(tmp_path):
