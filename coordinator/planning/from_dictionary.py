@@ -23,7 +23,8 @@ def template_of(dictionary: Dictionary, study: str, *, coordinator: str, today: 
     """
     text = template(study, coordinator=coordinator, today=today, file=file)
     first = dictionary.released[0]
-    of = first.name if first.lower is not None else f"{first.name} == {json.dumps(first.levels[-1])}"
+    measured, level = first.lower is not None, json.dumps(first.levels[-1]) if first.levels else ""
+    asked = f"mean({first.name})" if measured else f"proportion({first.name} == {level})"
     head, tail = text.split("[estimands]\n")
     about = tail[tail.index("# The dictionary: the only") : tail.index("[dictionary]")]
-    return f"{head}[estimands]\nfirst = {json.dumps(f'mean({of})')}\n\n{about}{dictionary.to_toml()}\n"
+    return f"{head}[estimands]\nfirst = {json.dumps(asked)}\n\n{about}{dictionary.to_toml()}\n"

@@ -176,7 +176,8 @@ class Estimand:
         for text in filter(None, (self.outcome if kind != "network" else "", self.event, self.competing)):
             node = _side(text)
             if is_logical(node) and not (survival or self.binary):
-                raise ParameterError(f"{kind} takes a column, not a comparison", given=text)
+                step = f"Write proportion({text})." if kind == "mean" else "Name a column of numbers."
+                raise ParameterError(f"{kind} takes a column, not a comparison", given=text, next_step=step)
         for term in self.terms:
             _check_term(term, kind)
         self._check_described()

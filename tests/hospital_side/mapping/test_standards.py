@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
 import json
 import sqlite3
@@ -14,7 +15,7 @@ import pandas as pd
 import pytest
 from stage.hospital_side.site_desk import hospital  # noqa: F401
 from stage.house.upgrade import postgres  # noqa: F401
-from stage.plans.redcap import redcap
+from stage.plans.redcap import FIELDS, redcap
 
 from coordinator.planning.from_dictionary import template_of
 from coordinator.planning.review import review
@@ -88,10 +89,21 @@ def test_codes_change_no_hash_of_a_plan_without_them(dictionary):
         replace(dictionary.columns[1], codes=("8480-6",))
 
 
+@pytest.mark.parametrize(("first", "asked"), [("age", "mean(age)"), ("sex", "proportion(sex == 2)")])
+def test_the_first_plan_of_a_dictionary_asks_what_can_be_answered(first, asked):
+    fields = [FIELDS[0], *(field for field in FIELDS if field[0] == first)]
+    read = from_redcap(redcap(fields), name="ward")
+    today = dt.date(2026, 1, 1)
+    plan, checks = review(
+        template_of(read.dictionary, "ward", coordinator="hub", today=today, file="w.toml"), today=today
+    )
+    assert plan is not None
+    assert plan.estimands["first"] == asked
+    assert [check.name for check in checks if check.state == "fail"] == []
+
+
 def test_a_redcap_export_goes_from_nothing_to_a_checked_table(hospital, tmp_path):
     """The plan is made of the data dictionary; REDCap's raw export is read, dates and what was left out ignored."""
-    import datetime as dt
-
     read = from_redcap(redcap(), name="ward")
     text = template_of(read.dictionary, "ward", coordinator="hub", today=dt.date(2026, 1, 1), file="w.toml")
     plan, checks = review(text, today=dt.date(2026, 1, 1))
