@@ -11,7 +11,7 @@ import numpy as np
 
 from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Effort, Extent, Facts, must, unit, widest
+from shared.mechanisms.base import Aggregates, Effort, Extent, Facts, balanced, must, unit, widest
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from shared.privacy import accountant as privacy
 
@@ -188,6 +188,30 @@ class SlicingPlan(Aggregates):
 
         self.require_shapes(question)
         return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **origin)
+
+    def together(
+        self,
+        plan: StudyPlan,
+        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
+        question: Estimand,
+        *,
+        origins: Mapping[str, Origin],
+    ) -> dict[str, list[Estimate]]:
+        """One model of all sites' lines, and a step to each one's own: see `shared.mechanisms.slicing.projections`.
+
+        Sites that answer for themselves are not in it: all of them for a mean or a share, and one with more persons
+        than all others together (`shared.mechanisms.base.balanced`).
+        """
+        from shared.mechanisms.slicing.projections import together
+
+        self.require_shapes(question)
+        chosen = balanced({site: sum(n for _, n in tables) for site, tables in sites.items()})
+        if question.kind in ("mean", "proportion") or not chosen:
+            return {}
+        everybody = self._moments(plan, [one for site in chosen for one in sites[site]])
+        found = {site: self._moments(plan, sites[site]) for site in chosen}
+        levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
+        return together(self.code(plan), found, everybody, question, levels=levels, origins=origins)
 
     def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> ProjectedMoments:
         from shared.mechanisms.slicing.projections import moments

@@ -44,7 +44,7 @@ from shared.plans.encoding import typed
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimand, Estimate, Origin
 
-__all__ = ["Mixture", "ProjectedMoments", "answer", "decoded", "fit", "moments"]
+__all__ = ["Mixture", "ProjectedMoments", "answer", "decoded", "fit", "moments", "together"]
 
 Array = NDArray[np.float64]
 
@@ -56,6 +56,8 @@ _USUAL = (0.06, 0.05)
 _STEPS = 400
 DRAWS, REFITS = 5, 12
 """Synthetic tables of an answer, and how often it is found again from rows of the model."""
+MOST_ROWS = 10_000
+"""Of one synthetic table of several sites."""
 _SEED = 20241019
 
 
@@ -378,12 +380,82 @@ def answer(
     return out
 
 
+def together(
+    code: RowCode,
+    sites: Mapping[str, ProjectedMoments],
+    everybody: ProjectedMoments,
+    question: Estimand,
+    *,
+    levels: Mapping[str, Any],
+    origins: Mapping[str, Origin],
+) -> dict[str, list[Estimate]]:
+    """Site to one estimate per term, from one model of all sites' lines; empty without an influence function.
+
+    As in `shared.mechanisms.tables.together`: g is one function for all sites, damped as far as the noise of all lines
+    together asks, and what the model lacks it lacks at every site,
+
+        vi_privacy = gᵀS_k g − Var(g·f) / n_k + ((step_k − step) · b)²
+        vi_common  = s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)² + (step · b)²
+
+    where step is the mean over persons of the sites' step_k.
+
+    Args:
+        sites: what each released. everybody: the same of all of them.
+        levels: as of `estimate`. origins: site to study, site, wave and receipts.
+    Raises: EstimateRefusal, as `estimate`.
+    """
+    from shared.estimands.answer import estimate_drawn
+
+    model, rng = fit(code, everybody), np.random.default_rng(_SEED)
+    drawn = [model.rows(min(everybody.n, MOST_ROWS), rng) for _ in range(DRAWS)]
+    tables = [table for _, table in drawn]
+    each = [estimate_drawn(table, question, levels=levels, **next(iter(origins.values()))) for table in tables]
+    pushes = influences(question, tables, each[0], levels)
+    if not pushes:
+        return {}
+    step = _ProjectionStep(model, everybody, question, np.concatenate([coded for coded, _ in drawn]))
+    moves, gaps = [step(push) for push in pushes], {site: step.gap(found) for site, found in sites.items()}
+    out: dict[str, list[Estimate]] = {site: [] for site in sites}
+    for row, move in zip(each[0], moves, strict=True):
+        same = [one for many in each for one in many if one.term == row.term and one.yi is not None]
+        naive = float(np.mean([one.vi_sampling for one in same if one.vi_sampling is not None] or [0.0]))
+        lacking = move.drowned + move.beyond + (step.straight * move.by) ** 2
+        for site, (gap, scatter) in gaps.items():
+            n, own = sites[site].n, replace(row, **origins[site])
+            if len(same) < DRAWS:
+                reason = row.reason or f"the term is in {len(same)} of {DRAWS} synthetic tables only"
+                out[site].append(replace(own, yi=None, vi_sampling=None, vi_privacy=0.0, reason=reason))
+                continue
+            by, patients = float(move.g @ gap), naive * len(tables[0]) / n
+            seen = max(float(move.g @ scatter @ move.g) - move.persons / n, 0.0)
+            sampling, privacy = patients + move.drawing, seen + (step.straight * (by - move.by)) ** 2
+            warnings = ["Of how three or more columns depend together, only a small error is in the interval."]
+            out[site].append(
+                replace(
+                    own,
+                    yi=float(np.mean([one.yi for one in same])) + by,
+                    vi_sampling=sampling,
+                    vi_privacy=privacy,
+                    vi_common=lacking,
+                    vi_naive=patients,
+                    how=f"{DRAWS} synthetic tables of all sites' lines and one step to the site's; noise seen",
+                    warnings=(*warnings, *hidden(move.drowned, sampling + privacy + lacking)),
+                    correlations={},
+                    n=round(own.n * n / len(tables[0])),
+                    n_missing=round(own.n_missing * n / len(tables[0])),
+                    n_outside=round(own.n_outside * n / len(tables[0])),
+                )
+            )
+    return out
+
+
 @dataclass(frozen=True, kw_only=True)
 class _ProjectionMove:
     """by: the step. drawing: what the draw of rows adds to the variance of patients. The rest is privacy's variance.
 
     seen: what scatters the lines' moments, noise and persons, less the persons' part. drowned: the model's error where
     noise hides it. beyond: the same past pairs of entries. bent: of the step, which is straight.
+    g: (features,) the function that is followed. persons: its variance.
     """
 
     by: float
@@ -392,6 +464,8 @@ class _ProjectionMove:
     drowned: float
     beyond: float
     bent: float
+    g: Array
+    persons: float
 
     @property
     def privacy(self) -> float:
@@ -408,7 +482,7 @@ class _ProjectionStep:
     def __init__(self, model: Mixture, found: ProjectedMoments, question: Estimand, coded: Array) -> None:
         blocks = [block for block in model.code.blocks if block.column.name in question.columns]
         # An answer per unit of a number is as wrong as the model's spread of that number, however straight the step.
-        self._bent = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in blocks), default=0.0))
+        self.straight = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in blocks), default=0.0))
         self._entries = [i for block in blocks for i in range(block.at, block.at + block.size)]
         own = [k for k, block in enumerate(blocks) for _ in range(block.size)]
         number = [block.numeric and i == block.at for block in blocks for i in range(block.at, block.at + block.size)]
@@ -420,14 +494,17 @@ class _ProjectionStep:
         features = self._features(coded)
         self._centred = features - features.mean(axis=0)
         self._square = self._centred.T @ self._centred / len(coded)
-        self._rows, self._n = len(coded), found.n
-        total, scatter = np.zeros(features.shape[1]), np.zeros_like(self._square)
+        self._rows, self._n, self._mean = len(coded), found.n, features.mean(axis=0)
+        self._gap, self._scatter = self.gap(found)
+
+    def gap(self, found: ProjectedMoments) -> tuple[Array, Array]:
+        """Mean features of released lines less those of the model's rows, and the covariance of that mean."""
+        total, scatter = np.zeros_like(self._mean), np.zeros_like(self._square)
         for rows, noise in found.parts:
             seen = self._features(rows, noise)
             total += seen.sum(axis=0)
             scatter += np.cov(seen, rowvar=False, ddof=1).reshape(scatter.shape) * len(rows)
-        self._gap = total / found.n - features.mean(axis=0)
-        self._scatter = scatter / found.n**2
+        return total / found.n - self._mean, scatter / found.n**2
 
     def _features(self, rows: Array, noise: Array | None = None) -> Array:
         """Entries and their products, the latter less what noise adds to them on average."""
@@ -442,15 +519,17 @@ class _ProjectionStep:
         g = np.linalg.solve(self._square + self._scatter / MODEL_ERROR**2, along)
         reach = self._centred @ np.linalg.lstsq(self._square, along, rcond=1e-10)[0]
         near = self._centred @ g
-        by = float(g @ self._gap)
-        seen = float(g @ self._scatter @ g) - float(near @ near) / self._rows / self._n
+        by, persons = float(g @ self._gap), float(near @ near) / self._rows
+        seen = float(g @ self._scatter @ g) - persons / self._n
         return _ProjectionMove(
             by=by,
             drawing=float(((phi - near) ** 2).mean()) / self._rows,
             seen=max(seen, 0.0),
             drowned=MODEL_ERROR**2 * float(((reach - near) ** 2).mean()),
             beyond=UNSEEN_ERROR**2 * float(((phi - reach) ** 2).mean()),
-            bent=(self._bent * by) ** 2,
+            bent=(self.straight * by) ** 2,
+            g=g,
+            persons=persons,
         )
 
 
