@@ -1671,8 +1671,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a secure sum priced as if nobody who looks were a site",
         (
             "shared/mechanisms/secure_sum/price.py",
-            "max(sites - first.drop_outs - colluders, 1)",
-            "max(sites - first.drop_outs, 1)",
+            "max(len(first.members) - first.drop_outs - colluders, 1)",
+            "max(len(first.members) - first.drop_outs, 1)",
         ),
         tests=["test_secure_sum.py::test_the_four_rows_are_what_they_are_by_hand"],
     ),

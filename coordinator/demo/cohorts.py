@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, setting
 from shared.errors import LockedRefusal, ParameterError, Refusal, StateRefusal, StorageRefusal
@@ -22,6 +22,7 @@ from shared.errors import LockedRefusal, ParameterError, Refusal, StateRefusal, 
 if TYPE_CHECKING:
     from coordinator.demo.play import DemoOptions
     from coordinator.demo.stage import DemoStage
+    from shared.mechanisms.secure_sum.plan import SecureSumPlan
     from shared.plans.plan import StudyPlan
 
 __all__ = ["Cohorts", "First", "Heart", "MomentsPlay"]
@@ -188,14 +189,13 @@ class MomentsPlay(Cohorts):
 
     def _say_who_looks(self, text: str) -> None:
         """Have figures and table say of which ε is meant: a site's part is hidden by the noise of those who keep it."""
-        from shared.mechanisms.secure_sum.plan import SecureSumPlan
         from shared.plans.plan import StudyPlan
         from shared.privacy.stated import shown_epsilon
 
         plan = StudyPlan.from_toml(text)
-        assert isinstance(plan.release, SecureSumPlan)
-        rows = {who: shown_epsilon(epsilon) for who, epsilon in plan.release.seen_by(plan).items()}
-        many = plan.release.colluders
+        release = cast("SecureSumPlan", plan.release)
+        rows = {who: shown_epsilon(epsilon) for who, epsilon in release.seen_by(plan).items()}
+        many = release.colluders
         most = f"at most {many} site{' shows' if many == 1 else 's show'} the coordinator all it has"
         everybody, worst = list(rows.items())[-1]
         self.covers = f"every record covered; the secure sum's holds while {most}, and is {worst} to {everybody}"
