@@ -249,6 +249,10 @@ def by_the_law(found: Mapping[str, Any]) -> str:
     return f"{number(found, 'law_held', 1)} ({number(found, 'law_held_real', 1)})" if "law_held" in found else "–"
 
 
+OWN = ["their own"]
+"""Sizes of real tables."""
+
+
 def by_mechanism(names: Mapping[str, str] = NAMES, own_sites: bool = False) -> str:
     """The mechanisms that release figures."""
     heads = ("mechanism", "ε", "K", "n", "answers", "bias in own standard errors, median", "95th percentile")
@@ -264,12 +268,14 @@ def by_mechanism(names: Mapping[str, str] = NAMES, own_sites: bool = False) -> s
             found, cells = dict(parts["all"]), record["cells"]
             told = [one for one in cells if "refused" not in one]
             found |= _counted(cells, epsilon, record["draws"])
+            sizes = sorted({f"{one['n']:,}" for one in told if one["n"] < 10**9})
+            sizes += OWN if any(one["n"] >= 10**9 for one in told) else []
             rows.append(
                 [
                     names[name] + _older(name),
                     epsilon.removeprefix("epsilon="),
-                    "their own" if own_sites else f"{record['sites']}",
-                    ", ".join(sorted({f"{one['n']:,}" for one in told if one["n"] < 10**9})) or "their own",
+                    "their own" if own_sites else f"{record['sites']}{'; their own' if sizes[1:] == OWN else ''}",
+                    "; ".join(sizes),
                     f"{answers(found)}",
                     number(found, "bias_own_median"),
                     number(found, "bias_own_p95"),
@@ -318,10 +324,20 @@ def figures_by_outcome(names: Sequence[str], epsilon: str = "epsilon=1") -> str:
         for kind in dict.fromkeys(one["kind"] for one in record["cells"]):
             cells = [one for one in record["cells"] if one["kind"] == kind]
             found = record["summaries"][epsilon].get(f"kind={kind}", {}) | _counted(cells, epsilon, record["draws"])
-            line = [f"{answers(found)}", number(found, "bias_own_median"), number(found, "bias_own_p95")]
+            line = [
+                f"{answers(found)}{refusal(cells)}",
+                number(found, "bias_own_median"),
+                number(found, "bias_own_p95"),
+            ]
             line += [share(found, "held", answers(found)), number(found, "width"), cautioned("", found)]
             rows.append([f"{record['sites']}", kind, *line])
     return table(heads, rows)
+
+
+def refusal(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Where all of these models are refused, why."""
+    why = {one["refused"].partition(", got")[0] for one in cells if "refused" in one}
+    return f": all {len(cells)} refused, {'; '.join(sorted(why))}" if all("refused" in one for one in cells) else ""
 
 
 def by_term(name: str) -> str:

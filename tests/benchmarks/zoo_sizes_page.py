@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from coordinator.answers.record_gap import MEASURED_TO
 from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
@@ -82,7 +83,17 @@ def by_size_and_type(names: Sequence[str], epsilon: float = 1.0) -> str:
     """Of a mechanism of figures, each type of outcome at each n and K, where there are several types."""
     cells = _cells(names, f"epsilon={epsilon:g}", ("held",))
     head = "By type of outcome, n and K: % of answers that hold the records'; answers:\n\n"
-    return head + _table(cells, zoo_moments.KINDS) if cells else ""
+    return head + _table(cells, zoo_moments.KINDS) + _none(names) if cells else ""
+
+
+def _none(names: Sequence[str]) -> str:
+    """Why there is no answer about a type of outcome, where every model of it is refused."""
+    cells: dict[str, list[Mapping[str, Any]]] = {}
+    for record in filter(None, map(zoo_page.results, names)):
+        for one in record["cells"]:
+            cells.setdefault(one["kind"], []).append(one)
+    said = [f"\nThe dashes of {kind}{why}.\n" for kind, of in cells.items() if (why := zoo_page.refusal(of))]
+    return "".join(said)
 
 
 def figures() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator.answers.record_gap import MEASURED_TO
 from tests.benchmarks import zoo_page
+from tests.benchmarks.worlds import KINDS
 from tests.benchmarks.zoo_page import KEPT, LATENT_SIZES, REACH, reach, share, spread, table
 from tests.benchmarks.zoo_words import BARS
 
@@ -163,16 +164,42 @@ def _latent() -> list[Row]:
     by_type = [
         one
         for n, name in LATENT_SIZES.items()
-        for kind in ("binary", "count", "linear", "survival", "groups")
+        for kind in KINDS
         for one in _some(name, "w=0.8", f"{kind} at n = {n:,}, K = 4, 12 and 48", f"kind={kind}", kind=kind)
     ]
     given = [one for rows_pooled, one in sizes if rows_pooled <= MEASURED_TO]
     rows += _least(of, [one for _, one in sizes]) + _least(of, by_type) + _least(of, given, "told")
+    rows += _distance_by_type(of)
+    rows += _apart(f"{of}, by n and K", [one for _, one in sizes]) + _apart(f"{of}, by n and type", by_type)
     rows += _least(f"{of}, n = 1,000, K = 12, by world", _worlds("zoo", "w=0.8"), "told")
     rows += _least(f"{of}, seventeen tables, two draws", _worlds("zoo_fresh", "w=0.8"), "told")
     rows += _least(f"{of}, three of them, twelve draws", _worlds("zoo_fresh_again", "w=0.8"), "told")
     for one in sorted((one for _, one in sizes), key=lambda one: -float(one.found["bias_p95"]))[:1]:
         rows.append(_bias(f"{of}: bias of one draw, median / 95th percentile, farthest: {one.where}", one))
+    return rows
+
+
+def _distance_by_type(of: str) -> list[Row]:
+    """Where the distance holds least often by type, n and K, of what is below the limit to which one is given.
+
+    Records keep whether a caution stands by an answer, and not which; the distances beside them are counted.
+    """
+    cells = [
+        one
+        for n, name in LATENT_SIZES.items()
+        for k in KEPT
+        if n * k <= MEASURED_TO
+        for kind in KINDS
+        for one in _some(name, "w=0.8", f"{kind} at n = {n:,}, K = {k}", "of its cells", kind=kind, sites=k)
+    ]
+    rows = _least(of, cells, "told")
+    for row in rows:
+        one = min(cells, key=lambda cell: float(cell.found["told"]))
+        missed = Counter(model for model, term in one.terms if not term["told"])
+        stood = sum(bool(term["right_cautioned"] + term["wrong_cautioned"]) for _, term in one.terms)
+        row[-1] += f"; {sum(missed.values())} of {one.answers} beyond it: "
+        row[-1] += ", ".join(f"{model} {count}" for model, count in missed.most_common(3))
+        row[-1] += f"; a caution stands by {stood} of the {one.answers}"
     return rows
 
 
@@ -182,6 +209,23 @@ def _worlds(name: str, at: str) -> list[Some]:
     for world in dict.fromkeys(one["world"] for one in record["cells"]):
         found += _some(name, at, f"of {world.replace('_', ' ')}", f"world={world}", world=world)
     return found
+
+
+def _apart(of: str, sizes: Sequence[Some]) -> list[Row]:
+    """The lowest and the highest I² released less real of several sizes or types, and how many are beyond the bar.
+
+    Below it a release hides what hospitals differ by, which was not asked and is as wrong.
+    """
+    there = [one for one in sizes if one.found.get("I2_excess") is not None]
+    if not there:
+        return []
+    excess = [float(one.found["I2_excess"]) for one in there]
+    ends = [f"{value:+.1f} {there[excess.index(value)].where}" for value in (min(excess), max(excess))]
+    above, below = sum(value > 10 for value in excess), sum(value < -10 for value in excess)
+    reached = f"no: {above} of {len(there)} above" if above else "yes"
+    reached += f"; {below} of {len(there)} below −10, where differences are hidden" if below else ""
+    measured = "; ".join(ends if len(there) > 1 else ends[:1]).replace("-", "−")
+    return [[f"{of}: I² released less real, points, mean, lowest and highest", "≤ 10", measured, reached]]
 
 
 def _by(key: str, names: Sequence[str], at: str, where: str) -> list[Some]:
@@ -221,6 +265,14 @@ def _figures() -> list[Row]:
     names = [f"zoo_moments_k{k}" for k in KEPT]
     rows += _least(DECLARED, _by_size(names, "epsilon=1")) + _least("the same", _by_type(names, "epsilon=1"))
     rows += _least("the same, by world, n = 2,000, K = 12", _worlds("zoo_moments", "epsilon=1"))
+    rows += _apart(f"{DECLARED}, by n and K", _by_size(names, "epsilon=1"))
+    rows += _apart("the same, by type and K", _by_type(names, "epsilon=1"))
+    new = _by("kind", ["zoo_moments"], "epsilon=1", "{}")
+    rows += _apart("the same, n = 2,000, K = 12, and real tables, by type", new)
+    for epsilon in ("1", "3"):
+        nominal = _some("zoo_moments_nominal", f"epsilon={epsilon}", "over both")
+        rows += _apart(f"noisy moments, ε = {epsilon}, two tables with a nominal covariate", nominal)
+    rows += _refused_late(names)
     for mechanism, epsilon, words in (
         ("tables", 1, "noisy tables"),
         ("densities", 1, "densities (a mean)"),
@@ -230,8 +282,38 @@ def _figures() -> list[Row]:
         rows += _least(f"{words}, ε = {epsilon}", _by_size(names, f"epsilon={epsilon}"))
         if mechanism != "densities":
             rows += _least("the same", _by_type(names, f"epsilon={epsilon}"))
+        rows += _apart(f"{words}, ε = {epsilon}, by n and K", _by_size(names, f"epsilon={epsilon}"))
+        if mechanism != "slicing":
+            twelve = _by("kind", [f"zoo_{mechanism}"], f"epsilon={epsilon}", "{}")
+            rows += _apart("the same, n = 2,000, K = 12, by type", twelve)
     rows += _least("cross-products, ε = 1", _by_size(zoo_page.CROSS_PRODUCTS, "epsilon=1"))
+    rows += _apart("cross-products, ε = 1, by n and K", _by_size(zoo_page.CROSS_PRODUCTS, "epsilon=1"))
     return rows
+
+
+def _refused_late(names: Sequence[str]) -> list[Row]:
+    """Models of noisy moments that are refused once ε is charged, at most of these records, with the reason."""
+    records = [(record["sites"], record) for record in map(zoo_page.results, names) if record]
+    found = []
+    for sites, record in records:
+        for n in dict.fromkeys(one["n"] for one in record["cells"]):
+            cells = [one for one in record["cells"] if one["n"] == n]
+            late = [one for one in cells if "histograms" in one.get("refused", "")]
+            found.append((len(late), len(cells), f"at n = {n:,}, K = {sites}", late))
+    if not found:
+        return []
+    late, asked, where, cells = max(found, key=lambda one: one[0])
+    sizes = sum(one[0] == late for one in found)
+    models = Counter(one["world"].replace("_", " ") for one in cells)
+    return [
+        [
+            "noisy moments, ε = 1: models that are refused after the charge, most of several sizes",
+            "0",
+            f"{late} of {asked}, so {where}",
+            f"no; as many at {sizes} of {len(found)} sizes: one cell of a covariate's histogram holds most persons, "
+            f"which only the release shows: {', '.join(f'{world} {count}' for world, count in models.items())}",
+        ]
+    ]
 
 
 def _fresh() -> list[Row]:
@@ -328,6 +410,15 @@ def _others() -> list[Row]:
                 f"not at 500,000: {', '.join(name.replace('_', ' ') for name in short)}",
             ]
         )
+    rows.append(
+        [
+            "equal rows: rehearsed",
+            "before the charge",
+            "before the draw",
+            "no: a fit reads records, so that ε is reserved before it "
+            "([decision 22](decisions/0022-nothing-that-reads-a-record-decides.md))",
+        ]
+    )
     for name, where in COPIED.items():
         if record := zoo_page.results(name):
             rows += _copies(record, where)

@@ -61,16 +61,28 @@ Of a row that is the lowest of several sizes, types or worlds, the last column s
 Where no answer is wrong, no wrong answer can carry a caution; what a caution can catch at all is said \
 [below](#what-a-caution-can-catch).
 Transitivity and triangles of GRAND's networks are refused; capped counts answer them ([networks.md](networks.md)).
-A planted copy is a row of a person who is unlike everybody else; in tables of few coarse columns a row drawn for a \
+Where I² is far below the records', noise hides what hospitals differ by: their spread is then read as none.
+Rows on the distance count those, too, that are withheld since beside the caution that rows deny the model, as if they \
+were given; records do not keep which caution stands by an answer.
+A planted copy stands in a release that is fitted and drawn as an agent does it, but not rehearsed first, as an agent \
+does; it is a row of a person who is unlike everybody else; in tables of few coarse columns a row drawn for a \
 stranger may be the same ([latent noise](benchmarks/latent-noise.md)).
 
 This zoo does not have:
 
 - flows trained with noise and secure sums, whose figures are of other worlds ([moments](benchmarks/moments.md));
-- latent noise of 20,000 patients in more than three worlds;
+- the postures `holdout` and `public`: latent noise here is `local`;
+- latent noise of 20,000 patients in more than three worlds, and of n and K other than 1,000 and 12 more than two of \
+the five types of outcome of a world, by turns, and one draw;
+- shares of groups by moments, tables and slicing;
+- counts by tables: of the visits of these worlds most persons are in one released bin, so that every model of them is \
+refused;
+- densities of which more than a mean is asked;
+- networks of other sizes than 700 and 2,000 persons, and of more than one hospital;
 - equal rows with more than 1,000 patients a hospital;
-- tables and densities with more than 5,000 patients a hospital, slicing with more than 1,000, and cross-products at \
-48 sites.
+- tables and densities with more than 5,000 patients a hospital, and slicing with more than 1,000;
+- cross-products with more than 5,000 patients a hospital;
+- cross-products at 48 sites.
 
 A pool is not refused where most of its sites doubt: its interval is wider, and a caution says so.
 No pooled coefficient is moved by an estimated bias; what a release draws towards none is reported and widens the \
@@ -116,7 +128,8 @@ patients in intensive care with no, a local or a metastatic cancer.
 AS_NEW = """A new plan of noisy moments declares every coefficient.
 It was measured on eleven models, with the outcomes of the worlds in rotation and two draws of each, on a seed that \
 no record had used before.
-Three worlds of this half have a column that their histograms do not show, and rotterdam asks about a factor.
+Three worlds of this half have a column that their histograms do not show, and rotterdam asks about each level of \
+an ordered column.
 Of these laws `unequal variances` was looked at when it was decided where influences are cut, and so were u-shapes and \
 flchain with other outcomes; no setting was chosen by the others.
 """
@@ -131,7 +144,7 @@ RUN_AFTER = """These were run after the choice, on a seed that no record had use
 They have binary outcomes and survival in those worlds of the reported half that noisy moments accept (three have a \
 column that their histograms do not show), and in its real tables at their own sizes, whose records are the same and \
 whose noise is drawn anew.
-One of these, rotterdam, asks about a factor of three levels and is answered from synthetic rows in both arms.
+One of these, rotterdam, asks about each level of an ordered column and is answered from synthetic rows in both arms.
 The law of `unequal variances`, on other patients, is among those that the choice was made by.
 Nothing was changed because of these figures.
 """

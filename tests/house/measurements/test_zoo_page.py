@@ -102,3 +102,29 @@ def test_an_answer_that_two_records_have_counts_once(monkeypatch):
     monkeypatch.setattr(zoo_page, "results", lambda name: {"draws": 1, "cells": records[name]})
     found = zoo_page.reach(["few", "many"])
     assert (found["right"], found["wrong"], found["wrong_cautioned"]) == (0, 2, 2)
+
+
+def test_heterogeneity_that_a_release_hides_is_said_beside_that_which_it_adds():
+    def sizes(*excess):
+        terms = answers(10).terms
+        return [
+            zoo_targets_page.Some(where=f"at n = {k}", found={"I2_excess": one}, terms=terms, draws=1)
+            for k, one in enumerate(excess)
+        ]
+
+    (added,) = zoo_targets_page._apart("it", sizes(-3.0, 12.5, 4.0))
+    assert added[2:] == ["−3.0 at n = 0; +12.5 at n = 1", "no: 1 of 3 above"]
+    (hidden,) = zoo_targets_page._apart("it", sizes(-38.5, -11.0, 4.0))
+    assert hidden[2:] == [
+        "−38.5 at n = 0; +4.0 at n = 2",
+        "yes; 2 of 3 below −10, where differences are hidden",
+    ]
+    assert zoo_targets_page._apart("it", []) == []
+
+
+def test_a_type_of_which_every_model_is_refused_says_why():
+    refused = {
+        "refused": "the released bins must show an outcome, got visits: 99 % of the persons in one bin of 8. Do …"
+    }
+    assert zoo_page.refusal([refused, refused]) == ": all 2 refused, the released bins must show an outcome"
+    assert zoo_page.refusal([refused, {"terms": {}}]) == ""
