@@ -169,7 +169,7 @@ def _latent() -> list[Row]:
     ]
     given = [one for rows_pooled, one in sizes if rows_pooled <= MEASURED_TO]
     rows += _least(of, [one for _, one in sizes]) + _least(of, by_type) + _least(of, given, "told")
-    rows += _distance_by_type(of)
+    rows += _tailed(of) + _distance_by_type(of)
     rows += _apart(f"{of}, by n and K", [one for _, one in sizes]) + _apart(f"{of}, by n and type", by_type)
     rows += _least(f"{of}, n = 1,000, K = 12, by world", _worlds("zoo", "w=0.8"), "told")
     rows += _least(f"{of}, seventeen tables, two draws", _worlds("zoo_fresh", "w=0.8"), "told")
@@ -177,6 +177,20 @@ def _latent() -> list[Row]:
     for one in sorted((one for _, one in sizes), key=lambda one: -float(one.found["bias_p95"]))[:1]:
         rows.append(_bias(f"{of}: bias of one draw, median / 95th percentile, farthest: {one.where}", one))
     return rows
+
+
+def _tailed(of: str) -> list[Row]:
+    """Counts beside a covariate with a Pareto tail, which were asked apart."""
+    cells = [
+        one
+        for n in (1000, 5000)
+        for k in KEPT
+        for one in _some("zoo_heavy_tails", "w=0.8", f"at n = {n:,}, K = {k}", "of cells", kind="count", n=n, sites=k)
+    ]
+    rows = _least(f"{of}, [counts beside a heavy tail](#counts-beside-a-heavy-tail)", cells)
+    for one in _some("zoo_heavy_tails", "w=0.8", "", "kind=count", kind="count"):
+        rows.append(_bias("the same, all n and K: bias of one draw, median / 95th percentile", one))
+    return rows + _least("the same", cells, "told")
 
 
 def _distance_by_type(of: str) -> list[Row]:

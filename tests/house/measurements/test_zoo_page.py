@@ -10,7 +10,7 @@ import pytest
 
 from shared.estimands.answer import Estimate
 from shared.plans.plan import Training
-from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page, zoo_targets_page
+from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page, zoo_sizes_page, zoo_targets_page
 
 
 def test_the_page_is_what_its_command_writes_from_the_recorded_figures():
@@ -128,3 +128,23 @@ def test_a_type_of_which_every_model_is_refused_says_why():
     }
     assert zoo_page.refusal([refused, refused]) == ": all 2 refused, the released bins must show an outcome"
     assert zoo_page.refusal([refused, {"terms": {}}]) == ""
+
+
+def test_counts_beside_a_heavy_tail_say_how_many_are_false_and_carry_a_caution(monkeypatch):
+    def cell(kind, held, right, wrong):
+        figures = f"bias=-3 flow=1 told=0 held={held} right_cautioned={right} wrong_cautioned={wrong}"
+        terms = {
+            f"age, w={w}": figures if w == "0.8" or held else figures.replace("held=0", "held=1") for w in ("0.8", "0")
+        }
+        return {"kind": kind, "n": 5000, "sites": 12, "terms": terms}
+
+    cells = [cell("count", 0, 0, 1), cell("count", 1, 0, 0), cell("binary", 1, 0, 0)]
+    monkeypatch.setattr(zoo_page, "results", lambda name: {"cells": cells})
+    page = zoo_sizes_page.heavy_tails()
+    assert "| count | 5,000 | 12 | 0.8 | 1 of 1 | age −3.0 | 1.0 | 0 of 1 | 1 of 1; 0 of 0 |" in page
+    assert (
+        "Of counts 1 of 2 answers are outside their interval at 5,000 patients a hospital and w = 0.8, 0 of 2" in page
+    )
+    assert "A caution stands by 1 of the 1 wrong answers at w = 0.8, and by 0 of the 1 right ones" in page
+    monkeypatch.setattr(zoo_page, "results", lambda name: None)
+    assert zoo_sizes_page.heavy_tails() == ""
