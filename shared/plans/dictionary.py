@@ -516,8 +516,8 @@ class Dictionary:
                     raise DuplicatePerson(
                         f"column {column.name!r}: a person must stand in the table once",
                         given=f"{repeated} repeated rows",
-                        next_step="Keep one row per person, as the plan's eligibility rule says; a plan for several "
-                        "has [dictionary.repeated].",
+                        next_step="Keep one row per person, as the plan's eligibility rule says: at the source, or by "
+                        "[persons] in the mapping's file; a plan for several has [dictionary.repeated].",
                     )
                 out[column.name] = persons
                 continue

@@ -502,6 +502,7 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
         "study": study,
         "rows": rows,
         "left_out": left_out,
+        "missing": dict(table.missing),
         "network": network,
         "hospitals": hospitals,
         "recoded_never_seen": unseen,
@@ -524,6 +525,9 @@ def data_check(desk: Desk, study: Study) -> VerbAnswer:
             )
             return
         lines = [ChecklistLine(name="within the dictionary", detail=f"{rows} rows, {left_out} incomplete left out")]
+        if table.missing:
+            said = ", ".join(f"{name} {count}" for name, count in table.missing.items())
+            lines.append(ChecklistLine(name="missing values", detail=said))
         if network is not None:
             said = ", ".join(f"{count} {what}" for what, count in network.items())
             lines.append(ChecklistLine(name="a network by the plan's rules", detail=said))

@@ -458,7 +458,7 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
                 next_step="Check that the file has a header and which delimiter it uses, then site-agent data map.",
             ),
         )
-    found: list[DataRefusal] = []
+    found: list[DataRefusal] = _hidden(expected, source, names)
     used = [name for name in names if name not in source.ignore]
     if len(set(used)) != len(used):
         found.append(
@@ -498,7 +498,7 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
         )
     known = {*expected, *made}
     unknown = [name for name, to in zip(names, renamed, strict=True) if name in used and to not in known]
-    lacking = [name for name in expected if name not in targets]
+    lacking = [name for name in expected if name not in targets and name not in source.ignore]
     shown = _is_header(names, source, dictionary)
     if lacking:
         near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking and shown}
@@ -522,6 +522,16 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
             )
         )
     return tuple(found)
+
+
+def _hidden(expected: Sequence[str], source: TableSource, names: Sequence[str]) -> list[DataRefusal]:
+    """A refusal of columns of the table that are needed and ignored, where there are any."""
+    both = [
+        name for name in expected if name in source.ignore and name in names and name not in source.columns.values()
+    ]
+    step = "Take it out of ignore in a copy of the mapping's file, then site-agent data map STUDY --file with it."
+    rule = "a column that the mapping or the plan reads must not be ignored"
+    return [DictionaryRefusal(rule, given=", ".join(map(repr, both)), next_step=step)] if both else []
 
 
 def _identified(table: pd.DataFrame, dictionary: Dictionary, as_written: bool) -> pd.DataFrame:

@@ -46,6 +46,7 @@ class TableFound:
         unseen: column to how many of its recoded values never occur.
         network: what a network has how many of; None of another study.
         hospitals: rows of each of several hospitals in one table.
+        missing: column to how many rows lack its value, those left out counted too; none of a column that lacks none.
         small: who shares a combination of the plan's quasi-identifiers with few; None where it names none.
     """
 
@@ -55,6 +56,7 @@ class TableFound:
     unseen: Mapping[str, int] = field(default_factory=dict)
     network: Mapping[str, int] | None = None
     hospitals: Mapping[str, int] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
     small: SmallClasses | None = None
 
 
@@ -144,6 +146,16 @@ def found(desk: Desk, study: str) -> TableFound:
     if problems:
         return TableFound(problems=problems)
     table = records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how)
+    whole = table.table
+    if table.rows > table.n:  # read again, with the incomplete ones
+        every = tuple(
+            replace(column, missing="level") if column.missing == "complete_case" else column
+            for column in plan.dictionary.columns
+        )
+        alone, key = replace(source, edges=None), desk.snapshot_key(study)
+        dictionary = replace(plan.dictionary, columns=every)
+        whole = records.read(alone, dictionary, key=key, as_written=how["as_written"]).table
+    lacking = {str(name): int(count) for name, count in whole.isna().sum().items() if count}
     named, k = plan.quasi_identifiers, Limits.of(plan.floors, desk.config.floors).class_size
     return TableFound(
         problems=(),
@@ -152,5 +164,6 @@ def found(desk: Desk, study: str) -> TableFound:
         unseen=dict(table.unseen),
         network=None if table.contacts is None else table.contacts.counts,
         hospitals=dict(table.hospitals),
+        missing=lacking,
         small=small_classes(table.table, named, k) if named else None,
     )

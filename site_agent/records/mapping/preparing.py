@@ -131,7 +131,7 @@ def _combined(
             f"column {person!r} must identify every row", given=f"{lacking} blank", next_step="Correct the extract."
         )
     group = pd.Series(pd.factorize(who)[0], index=table.index)
-    place = _ordered(table[how.order], how.order) if how.order else None
+    place = _ordered(table, how) if how.order else None
     out = {person: table[person].groupby(group).first()}
     for name in table.columns:
         if name == person:
@@ -168,17 +168,25 @@ def _spelled(values: pd.Series) -> pd.Series:
     return text.where(number.isna(), number.astype("string"))
 
 
-def _ordered(values: pd.Series, name: str) -> pd.Series:
-    """The column by which rows are ordered, as numbers."""
+def _ordered(table: pd.DataFrame, how: Combination) -> pd.Series:
+    """The column by which rows are ordered, as numbers; it may be blank where a row has nothing that is taken by it."""
+    name, values = how.order, table[how.order]
+    taken = [column for column, way in how.take.items() if way in ("first", "last") and column in table.columns]
+    needed = pd.Series(False, index=table.index)
+    for column in taken:
+        needed |= ~blank(table[column])
     if values.dtype.kind == "M":
         number, wrong = values.astype("int64").astype("float64").where(values.notna()), 0
     else:
         number, wrong = numbers(values)
-    if lacking := int(number.isna().sum()):
+    if lacking := int((number.isna() & (needed | ~blank(values))).sum()):
+        of = ", ".join(taken) or "anything"
+        written = f"Say how it is written: site-agent data map STUDY --date {name}=FORM; or correct the extract."
         raise DictionaryRefusal(
-            f"column {name!r} must be a date or a number in every row: it says which of a person's rows is first",
-            given=f"{lacking} rows without one" if not wrong else f"{wrong} rows with something else",
-            next_step=f"Say how it is written: site-agent data map STUDY --date {name}=FORM; or correct the extract.",
+            f"column {name!r} must be a date or a number in every row that has a value of {of}: "
+            "it says which of a person's is first",
+            given=f"{wrong} rows with something else" if wrong else f"{lacking} rows without one",
+            next_step=written if wrong else "Complete them at the source.",
         )
     return number
 

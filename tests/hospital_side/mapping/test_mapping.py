@@ -177,6 +177,28 @@ def test_rows_that_contradict_each_other_are_refused(change, steps, rule, kind, 
     assert "1 " in found.given
 
 
+def test_a_row_needs_no_place_that_has_nothing_taken_by_it(tmp_path):
+    """As REDCap exports a repeating instrument: what is asked once stands in a row of its own, without an instance."""
+    export = pd.DataFrame(
+        {
+            "person": ["a", "a", "a", "b", "b"],
+            "redcap_repeat_instance": ["", "2", "1", "", "1"],
+            "sex": ["1", "", "", "0", ""],
+            "high": ["0", "", "", "1", ""],
+            "sbp": ["", "150", "120", "", "140"],
+        }
+    )
+    take = {"sbp": "first", "redcap_repeat_instance": "max"}
+    steps = Steps(persons=Combination(order="redcap_repeat_instance", take=take))
+    found = records.read(replace(write(tmp_path, export), steps=steps), PRESSURE, key=KEY).table
+    assert found[["sbp", "high", "sex"]].to_numpy().tolist() == [[120, 0, 1], [140, 1, 0]]
+    [refusal] = records.problems(
+        replace(write(tmp_path, export), steps=steps, ignore=("redcap_repeat_instance",)), PRESSURE
+    )
+    assert "must not be ignored" in refusal.must
+    assert "'redcap_repeat_instance'" in refusal.given
+
+
 # -- dates --------------------------------------------------------------------------------------------------------
 def test_a_form_reads_its_own_dates_and_no_other():
     def read(value, form, **more):
@@ -364,6 +386,25 @@ def test_dates_that_could_be_of_two_forms_are_asked_for():
 
 
 # -- at the command line ------------------------------------------------------------------------------------------
+def test_the_check_counts_the_values_that_are_missing_also_of_rows_left_out(hospital, plan):
+    """What a code of missing values, or a level recoded to nothing, has taken out is seen before a release."""
+    how = {"sbp": "complete_case", "sex": "level"}
+    columns = tuple(replace(c, missing=how.get(c.name, c.missing)) for c in plan.dictionary.columns)
+    at = hospital.joined().approved(replace(plan, dictionary=replace(plan.dictionary, columns=columns)))
+    table = make_table(300).astype({"sbp": object, "sex": object})
+    table.loc[:3, "sbp"] = ""
+    table.loc[2:6, "sex"] = "NA"
+    at.with_table(table)
+    found = at.json("data", "check", "mini")
+    assert (found["rows"], found["left_out"]) == (300, 4)
+    codes = int(table["chol"].isin(plan.dictionary.column("chol").missing_codes).sum())
+    assert codes > 0
+    assert {name: found["missing"][name] for name in ("sbp", "sex", "chol")} == {"sbp": 4, "sex": 5, "chol": codes}
+    assert "age" not in found["missing"]
+    said = " ".join(at("data", "check", "mini").split())
+    assert f"chol {codes}" in said.partition("missing values")[2]
+
+
 def test_a_mapping_goes_from_a_proposal_to_the_receipt(hospital, plan, tmp_path):
     at = hospital.joined().approved(plan)
     table = make_table(300).rename(columns={"sex": "Geschlecht", "sbp": "sbp (kPa)"})
