@@ -262,24 +262,15 @@ def withdraw_person(
     """Note that persons withdrew their consent: they are drawn no more, and leave the table as the plan allows."""
     from site_agent.config import Limits
     from site_agent.decide import waves
-    from site_agent.decide.airlock import person_changes
+    from site_agent.decide.airlock import person_changes, tables
     from site_agent.decide.airlock.signing import Approver
-    from site_agent.records.identifiers import normalised
-    from site_agent.records.pseudonyms import pseudonym
 
     desk.config.approver_key(name)
     plan = desk.plans.plan(study)
     if plan.dictionary.person is None:
         raise UsageRefusal("the study must have a person column", given="none", next_step="Call the study lead.")
-    try:
-        listed = {line.strip() for line in id_file.read_text(encoding="utf-8-sig").splitlines() if line.strip()}
-    except UnicodeDecodeError:
-        raise UsageRefusal("the file of identifiers must be UTF-8", given="another encoding") from None
-    if not listed:
-        raise UsageRefusal("the file must hold at least one identifier", given="none")
-    key = desk.snapshot_key(study)
-    as_written = desk.ledger.as_written(study)
-    persons = {pseudonym(one if as_written else normalised(one), key=key) for one in listed}
+    lines = _identifiers(desk, study, id_file)
+    persons = set(lines)
     noted = desk.ledger.persons_withdrawn(study)
     added = len(persons - noted)
     lot: frozenset[str] = frozenset()
@@ -292,11 +283,16 @@ def withdraw_person(
     released = {
         person for hold in desk.ledger.holds(study) if hold.may_be_out for person in desk.ledger.persons(hold) or ()
     }
+    there = tables.persons(desk, study)
+    nowhere = sorted(lines[person] for person in persons - released - (there or set()))
+    elsewhere = [other for other in desk.plans.studies() if other != study]
     answer = {
         "study": study,
         "given": len(persons),
         "added": added,
         "released_before": len(persons & released),
+        "in_table": None if there is None else len(persons & there),
+        "lines_of_nobody": nowhere,
         "by_lot": len(lot),
         "by": name,
         "dry_run": dry_run,
@@ -308,6 +304,9 @@ def withdraw_person(
         noted_by = f"{added} noted, signed by {name}"
         screens.heading(out, f"Withdrawn from {study}", "dry run, nothing noted" if dry_run else noted_by)
         out.print(f"{answer['given']} identifiers, {answer['released_before']} of them in an earlier release.")
+        _say_nowhere(out, nowhere, read=there is not None)
+        if elsewhere:
+            out.print(f"In other studies here they stay until it is noted there too: {', '.join(elsewhere)}.")
         out.print("They are kept as pseudonyms only, and are drawn in no later wave.")
         if plan.returning == "append":
             out.print("Waves of this plan only add persons: what was released of somebody stays in the answers.")
@@ -323,3 +322,34 @@ def withdraw_person(
         screens.next_step(out, f"site-agent waves {study}")
 
     return VerbAnswer(answer, show)
+
+
+def _identifiers(desk: Desk, study: str, file: Path) -> dict[str, int]:
+    """Pseudonym of each identifier in a file to the first line that has it. Raises: UsageRefusal."""
+    from site_agent.records.identifiers import normalised
+    from site_agent.records.pseudonyms import pseudonym
+
+    try:
+        written = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        step = "Save it as text in UTF-8, with one identifier in each line."
+        rule = "the file of identifiers must be UTF-8"
+        raise UsageRefusal(rule, given="another encoding", next_step=step) from None
+    key, as_written = desk.snapshot_key(study), desk.ledger.as_written(study)
+    found: dict[str, int] = {}
+    for place, one in enumerate(written, start=1):
+        if one:
+            found.setdefault(pseudonym(one if as_written else normalised(one), key=key), place)
+    if not found:
+        raise UsageRefusal("the file must hold at least one identifier", given="none")
+    return found
+
+
+def _say_nowhere(out: Console, lines: list[int], *, read: bool) -> None:
+    """Which lines are of nobody who is known: written otherwise than in the table, they would withdraw nobody."""
+    if not lines:
+        return
+    which = ", ".join(map(str, lines[:20])) + (", …" if len(lines) > 20 else "")
+    where = "in no release and not in the table as it is now" if read else "in no release, and the table cannot be read"
+    out.print(f"{len(lines)} of them are {where}: line {which} of the file.", style="bold yellow")
+    out.print("Are they written as in the table, without a header, quotes or separators? If not, run this again.")

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from site_agent.config import TableSource
     from site_agent.desk import Desk
     from site_agent.records.quasi_identifiers import SmallClasses
+    from site_agent.records.table import Records
 
-__all__ = ["Matching", "TableFound", "found", "matching", "newer", "placed"]
+__all__ = ["Matching", "TableFound", "found", "matching", "newer", "persons", "placed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +148,8 @@ def found(desk: Desk, study: str) -> TableFound:
         return TableFound(problems=problems)
     table = records.read(source, plan.dictionary, key=desk.snapshot_key(study), **how)
     whole = table.table
-    if table.rows > table.n:  # read again, with the incomplete ones
-        every = tuple(
-            replace(column, missing="level") if column.missing == "complete_case" else column
-            for column in plan.dictionary.columns
-        )
-        alone, key = replace(source, edges=None), desk.snapshot_key(study)
-        dictionary = replace(plan.dictionary, columns=every)
-        whole = records.read(alone, dictionary, key=key, as_written=how["as_written"]).table
+    if table.rows > table.n:
+        whole = _also_incomplete(desk, study).table
     lacking = {str(name): int(count) for name, count in whole.isna().sum().items() if count}
     named, k = plan.quasi_identifiers, Limits.of(plan.floors, desk.config.floors).class_size
     return TableFound(
@@ -167,3 +162,28 @@ def found(desk: Desk, study: str) -> TableFound:
         missing=lacking,
         small=small_classes(table.table, named, k) if named else None,
     )
+
+
+def persons(desk: Desk, study: str) -> frozenset[str] | None:
+    """Pseudonyms of everybody in the table as it is now, of incomplete rows too; None where it cannot be read."""
+    from shared.errors import Refusal
+    from site_agent.records.table import row_pseudonyms
+
+    try:
+        found = _also_incomplete(desk, study)
+    except Refusal:
+        return None
+    return frozenset(row_pseudonyms(found, desk.plans.plan(study).dictionary, key=desk.snapshot_key(study)) or ())
+
+
+# -- inside -----------------------------------------------------------------------------------------------------
+def _also_incomplete(desk: Desk, study: str) -> Records:
+    """The table with the rows that the plan leaves out because a value is missing."""
+    from site_agent.records import table as records
+
+    planned, source = desk.plans.plan(study).dictionary, replace(desk.config.source(study), edges=None)
+    columns = tuple(
+        replace(column, missing="level") if column.missing == "complete_case" else column for column in planned.columns
+    )
+    dictionary, as_written = replace(planned, columns=columns), desk.ledger.as_written(study)
+    return records.read(source, dictionary, key=desk.snapshot_key(study), as_written=as_written)

@@ -657,6 +657,26 @@ def test_persons_withdraw_from_a_file_and_only_their_number_is_told(hospital, pl
     assert table["person"][0] not in at("history", "--last", "0")
 
 
+def test_an_identifier_that_is_of_nobody_is_named_by_its_line(hospital, plan, table):
+    """In quotes, or below a header, it would withdraw nobody, and the person would be drawn again."""
+    at = hospital.joined().approved(plan).with_table(table)
+    ids = at.folder / "ids.txt"
+    first, second = table["person"].head(2)
+    ids.write_text(f'person\n{first}\n\n"{second}"\n')
+    told = ("withdraw-person", "mini", "--as", "dr-lind", "--id-file", str(ids), "--dry-run")
+    answer = at.json(*told)
+    assert (answer["given"], answer["released_before"], answer["in_table"]) == (3, 0, 1)
+    assert answer["lines_of_nobody"] == [1, 4]
+    said = " ".join(at(*told).split())
+    assert "in no release and not in the table as it is now: line 1, 4 of the file" in said
+    assert str(second) not in said
+    ids.write_text(f"{first}\n")
+    assert "of the file" not in at(*told)
+    at.with_table(table.assign(sbp="much"))
+    assert at.json(*told)["in_table"] is None
+    assert "the table cannot be read" in " ".join(at(*told).split())
+
+
 def test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one(
     hospital, plan, table
 ):
