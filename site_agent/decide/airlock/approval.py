@@ -102,7 +102,8 @@ def require_ticks(made: SealedRelease, ticked: Sequence[str]) -> tuple[Check, ..
     names = [check.name for check in made.warnings]
     unknown = [name for name in ticked if name not in names]
     if unknown:
-        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown))
+        step = f"Its warnings: {', '.join(names)}." if names else "It has none: leave --tick out."
+        raise UsageRefusal("a tick must name a warning of this release", given=", ".join(unknown), next_step=step)
     return tuple(check for check in made.warnings if check.name not in ticked)
 
 

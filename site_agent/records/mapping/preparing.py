@@ -102,7 +102,7 @@ def _require_known_days(table: pd.DataFrame, name: str, *, ahead: float = _AHEAD
         whole = f"no date more than {ahead / 365.25:.0f} years ahead" if ahead else "no date after today"
         raise DictionaryRefusal(
             f"column {name!r} must hold {whole}{'' if ahead else ': follow-up is counted by it'}",
-            given=f"{count} rows with one",
+            given=f"{count} rows with one; by this machine's clock it is {utc_now():%Y-%m-%d}",
             next_step=f"Where it means that there is none, as 31.12.9999 does: site-agent data map STUDY "
             f"--level {name}:TEXT=, with the text as the file has it. Else correct them at the source.",
         )

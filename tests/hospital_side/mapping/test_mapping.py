@@ -87,6 +87,7 @@ def test_nobody_is_followed_to_a_day_that_has_not_come(changes, until, rule, tmp
     found = refused(DictionaryRefusal, mapped(tmp_path, table, replace(STEPS, follow_up=how)), STUDY)
     assert rule in found.must
     assert "1 rows" in found.given
+    assert until or f"by this machine's clock it is {dt.datetime.now(dt.UTC):%Y-%m-%d}" in found.given
 
 
 def test_of_a_text_that_means_no_date_follow_up_ends_at_the_contact(tmp_path):
