@@ -167,7 +167,8 @@ class SigningKey:
             require_private(path)
             data = path.read_bytes()
         except FileNotFoundError:
-            raise StateRefusal("the key file must exist", given=path.name, next_step="Create it with init.") from None
+            step = "Put it back from a backup; in a new folder, init makes it."
+            raise StateRefusal("the key file must exist", given=path.name, next_step=step) from None
         key, cost = _opened(path, data, passphrase)
         made = cls(key)
         if passphrase is not None and not (cost is not None and cost.covers(COST)):

@@ -14,7 +14,7 @@ from shared.base.at_rest import machine_secret
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import SigningKey, encrypt_at_rest, unencrypted, write_private
-from shared.errors import IntegrityRefusal, LedgerRefusal
+from shared.errors import IntegrityRefusal, LedgerRefusal, StateRefusal
 from shared.membership.key_changes import snapshot_mark
 from site_agent.ledger.book import Ledger
 from site_agent.lock import StateLock
@@ -49,6 +49,9 @@ def release_key(config: SiteConfig) -> SigningKey:
             # Not named by the ledger: the key from before is in force, and the next rotation takes another one.
             return SigningKey.load(config.release_key)
         put_in_force(config)
+    if config.ledger.exists() and not config.release_key.exists():
+        step = "Put it back from a backup, or have another one: site-agent rotate-key release --lost --as NAME."
+        raise StateRefusal("the agent's key must be there", given=f"no {config.release_key.name}", next_step=step)
     return SigningKey.load(config.release_key)
 
 

@@ -440,6 +440,8 @@ def test_a_lost_release_key_is_replaced_on_the_leads_word_and_every_export_says_
     north("resume", "--as", "dr-lind", "--reason", "it is over")
     assert north.refused("rotate-key", "release", "--lost", "--as", "dr-lind", expect=2)
     north.desk.config.release_key.unlink()
+    said = north.refused("history", expect=2)
+    assert "site-agent rotate-key release --lost" in said["next_step"], "init would begin a site anew"
     done = north("rotate-key", "release", "--lost", "--as", "dr-lind")
     assert (done["in_force"], done["waits_for_lead"]) == (False, True)
     hub.lead("rekey", "north", "--fingerprint", "ab " * 16, expect=30)
