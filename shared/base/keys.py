@@ -271,8 +271,8 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
         new: nothing may have that name, of whoever writes it at the same moment either.
     Raises: StateRefusal (what had to be new is there; it stays as it is), StorageRefusal.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with own_part(path) as (handle, part):
             with os.fdopen(handle, "wb", closefd=False) as out:
                 out.write(data)
@@ -284,7 +284,9 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
                 os.replace(part, path)
         fsync_folder(path.parent)
     except OSError as error:
-        raise StorageRefusal(f"{path.name} must be writable", given=error.strerror or "an error") from error
+        step = "Free space, or restore write permission; then run the command again."
+        given = error.strerror or "an error"
+        raise StorageRefusal(f"{path.name} must be writable", given=given, next_step=step) from error
 
 
 def unencrypted(files: Iterable[Path]) -> list[Path]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -275,3 +277,17 @@ def test_a_name_is_taken_once_where_there_are_no_links(tmp_path, monkeypatch):
     with pytest.raises(StateRefusal, match="new"):
         write_private(path, b"another", new=True)
     assert path.read_bytes() == b"key"
+
+
+@pytest.mark.parametrize("what", ["mkdir", "fsync"])
+def test_a_private_file_that_a_full_disk_does_not_take_is_a_refusal_with_a_next_step(what, tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "folder" / "paused"
+    monkeypatch.setattr(os, what, full)
+    with pytest.raises(StorageRefusal, match="paused must be writable") as refused:
+        write_private(path, b"now\n")
+    assert refused.value.given == "No space left on device"
+    assert refused.value.next_step.startswith("Free space")
+    assert not path.exists()
