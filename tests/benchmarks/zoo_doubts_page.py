@@ -147,6 +147,7 @@ NEITHER = ("zoo_trial", "zoo_packaged", "zoo_others")
 MOMENTS = ("zoo_moments", *(f"zoo_moments_k{k}" for k in zoo_page.KEPT))
 REPORTED = {
     "latent noise": (LATENT, ("w=0.8", "w=0")),
+    "latent noise, counts and yes or no beside a heavy tail": (("zoo_heavy_tails",), ("w=0.8", "w=0")),
     "noisy moments, every coefficient declared": (MOMENTS, ("epsilon=1", "epsilon=3")),
     "noisy moments, nothing declared": (("zoo_moments_none_declared_after",), ("epsilon=1", "epsilon=3")),
 }
@@ -186,6 +187,9 @@ errors (± as if coefficients were independent):
 WORDS = """
 Of the few answers of latent noise that lie outside their interval a refusal takes some, together with many right ones.
 What is left holds hardly more often, because nearly all answers held before.
+Of counts beside a [heavy tail](#counts-beside-a-heavy-tail) a refusal would take all wrong answers at 5,000 patients \
+a hospital, with all right ones there; the tuning half offers no sign by which to choose such pools \
+([decision 54](decisions/0054-a-doubted-pool-is-answered.md)).
 Among declared coefficients the answers that carry a caution are right ones.
 Refusing all undeclared ones, right and wrong, is not needed where a plan declares them.
 
