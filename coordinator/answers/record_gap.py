@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.pooling.cautions import DENIED, denial
 from coordinator.pooling.gaps import Gap, released_flow, reperturbed
+from coordinator.pooling.intervals import BENT
 from shared.errors import Refusal
 from shared.estimands.answer import Estimand
 from shared.mechanisms.kinds import kind
@@ -63,6 +64,8 @@ def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledRe
         return _UNTOLD.format(
             f"the rows{which} deny the model behind {result.term}, and a flow draws worst the few that decide"
         )
+    if drawn and any(BENT in caution for caution in result.doubts):
+        return _UNTOLD.format(f"the outcome{which} is a curved function of a column that is drawn by a straight law")
     return ""
 
 

@@ -21,11 +21,15 @@ from shared.terminal import FORMULA, ChecklistLine
 
 if TYPE_CHECKING:
     from coordinator.store.store import Store
+    from shared.estimands.questions import Estimand
+    from shared.plans.dictionary import Column
 
 __all__ = ["SIGNED", "KnownStudy", "changes", "review", "reviewed"]
 
 MEANINGFUL = 10.0
 """Above this ε a guarantee is called what it is: none worth the name."""
+_SPREAD = 50.0
+"""Above so many times its smallest, a column's largest value makes its logarithm a matter of its smallest."""
 SIGNED = "signed"
 """Name of the line on a plan that is signed already."""
 
@@ -299,7 +303,35 @@ def _estimand(plan: StudyPlan, name: str, formula: str) -> ChecklistLine:
         )
         fix = "Ask of the planned outcome, with every planned covariate, or name the question's own columns in release."
         return ChecklistLine(name=label, state="warn", detail=detail, fix=fix)
+    if not isinstance(plan.release, Aggregates) and (logged := _logged(question, columns)) is not None:
+        return replace(logged, name=label)
     return ChecklistLine(name=label, detail=formula)
+
+
+def _logged(question: Estimand, columns: Mapping[str, Column]) -> ChecklistLine | None:
+    """A warning of a logarithm that is taken of drawn rows, where it spreads what is smallest; None without one."""
+    from shared.estimands.formulas import Node, names, parse
+
+    def logarithms(node: Node) -> list[Node]:
+        own = [node] if node.kind == "call" and str(node.value).startswith("log") else []
+        return own + [one for part in node.parts for one in logarithms(part)]
+
+    asked = [parse(text) for text in (question.outcome, *question.terms, question.offset) if text]
+    for call in (one for node in asked for one in logarithms(node)):
+        for column in (columns[name] for name in names(call)):
+            if column.kind not in ("continuous", "integer") or column.lower is None or column.upper is None:
+                continue  # a follow-up time is drawn above 0
+            low, high = (end + (call.value == "log1p") for end in (column.lower, column.upper))
+            if low > 0 and (high <= _SPREAD * low or column.kind != "continuous"):
+                continue
+            none = "a row drawn at its bound has none, and its site no answer" if low <= 0 else "it is not in intervals"
+            detail = (
+                f"{call} is taken of rows drawn of {column.name} itself: how small its small values are is mostly noise"
+                f"; {none}"
+            )
+            fix = f"Release it as a column of its own, which sites derive: log_{column.name} = 'log({column.name})'."
+            return ChecklistLine(name="", state="warn", detail=detail, fix=fix)
+    return None
 
 
 def _calendar(plan: StudyPlan, today: dt.date) -> list[ChecklistLine]:

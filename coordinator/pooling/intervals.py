@@ -51,13 +51,15 @@ from scipy import special
 
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, influence, influences
+from shared.estimands.design import numeric_columns
 from shared.estimands.fits.cox import Fitting, alone
-from shared.estimands.formulas import QuestionRows
+from shared.estimands.formulas import QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import REPEATED, TERMWISE
 from shared.estimands.questions import INTERCEPT, Kind
 from shared.estimands.splines import CURVES
 
 __all__ = [
+    "BENT",
     "Draw",
     "SurrogateSampler",
     "effective_order",
@@ -403,6 +405,12 @@ _SHAPE = (
     "An interaction or a curve is in the released rows only as far as the fitted flow draws it; the flow's bias is not "
     "in this interval."
 )
+BENT = (
+    "The outcome is a curved function of a column that is drawn by a law straight in it: effects can lie further from "
+    "the records' own than this interval says. Release the function as a column of its own, which sites derive."
+)
+_STRAIGHT = 0.95
+"""Least correlation of an outcome with the drawn column that it is a function of, for no caution."""
 _SKEWED = (
     "The outcome of a Gamma model is drawn by a law that the flow fits to it, not by the model's: with little of the "
     "records in the rows its coefficients were measured 5 % too far from none, which is not in this interval."
@@ -457,6 +465,7 @@ def releasing(
     orders = {}
     if weights and answered:
         orders = yield from _effective_order(table, question, max(weights), levels, surrogate)
+    bent = answered and any(draw.outcomes_last for draw in draws) and _bent(QuestionRows.of(table), question)
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -484,6 +493,8 @@ def releasing(
             warnings.append(_SKEWED)
         if question.kind == "aft" and any(draw.w < _LITTLE for draw in draws):
             warnings.append(_TIMES)
+        if bent:
+            warnings.append(BENT)
         if question.kind == "schoenfeld" or row.term.startswith("by_time("):
             warnings.append(_CHANGES)
         if question.cluster:
@@ -502,6 +513,22 @@ def releasing(
             )
         )
     return out
+
+
+def _bent(rows: QuestionRows, question: Estimand) -> bool:
+    """True if a question's outcome is a function of one column, and no nearly straight one where the rows are."""
+    node = parse(question.outcome) if question.outcome else None
+    if node is None or node.kind == "name" or is_logical(node):
+        return False
+    try:
+        (column,) = numeric_columns(node, rows)
+    except (KeyError, ValueError):  # of none, of several, or of a repeated one
+        return False
+    x, y = rows.numbers(column), values(node, rows)
+    there = np.isfinite(x) & np.isfinite(y)
+    if not there.any() or min(np.ptp(x[there]), np.ptp(y[there])) <= 0:
+        return False
+    return bool(abs(np.corrcoef(x[there], y[there])[0, 1]) < _STRAIGHT)
 
 
 def with_release_variance(

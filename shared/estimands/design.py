@@ -193,9 +193,21 @@ def numeric_columns(node: Node, table: QuestionRows) -> list[str]:
 
 
 def outcome_of(table: QuestionRows, text: str, *, binary: bool) -> Array:
-    """The outcome of a model or a comparison (n,), as numbers."""
+    """The outcome of a model or a comparison (n,), as numbers; NaN in rows that lack a column of it.
+
+    Raises: EstimateRefusal: not 0 or 1 where it must be; arithmetic without a result of rows that lack nothing. To
+        leave these out would choose rows by the outcome: all whose logarithm is lowest, for example.
+    """
     node = parse(text)
     column = values(node, table)
+    if read := numeric_columns(node, table) if node.kind != "name" else []:
+        whole = np.all([np.isfinite(table.numbers(name)) for name in read], axis=0)
+        if lost := int((whole & ~np.isfinite(column)).sum()):
+            raise EstimateRefusal(
+                f"{text} must be finite in each row that has its columns",
+                given=f"{lost} where it is not",
+                next_step="Plan it as a column that sites compute.",
+            )
     wrong = int((np.isfinite(column) & (column != 0) & (column != 1)).sum())
     if binary and wrong:
         raise EstimateRefusal(

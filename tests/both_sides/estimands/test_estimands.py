@@ -698,6 +698,18 @@ def test_arithmetic_that_is_not_finite_is_counted():
     assert {row.reason for row in rows} == {"log(age) is not finite in 3 rows"}
 
 
+@pytest.mark.parametrize("text", ["ols(log(age)) ~ sbp", "mean(log(age))", "difference(log(age)) ~ sex"])
+def test_rows_are_not_chosen_by_whether_the_outcome_has_a_logarithm(text):
+    """They were left out as if a value were missing, the lowest ones of the outcome alone."""
+    table = cohort()
+    table.loc[:2, "age"] = np.nan
+    assert {row.n_missing for row in ask(table, text)} == {3}
+    table.loc[3:6, "age"] = 0.0
+    with pytest.raises(EstimateRefusal, match=r"log\(age\) must be finite in each row .*, got 4 where it is not"):
+        ask(table, text)
+    assert ask(table, "proportion(log(age) > 4)")[0].n == len(table) - 3, "a comparison has an answer in each row"
+
+
 # -- agreement -----------------------------------------------------------------------------------------------
 def close(ours, theirs, rel=1e-7):
     """Our table against statsmodels' result, names matched by what they are made of."""

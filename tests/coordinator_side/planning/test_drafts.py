@@ -143,3 +143,21 @@ def test_a_column_that_a_mechanism_does_not_take_is_named(column):
     ((name, detail, _),) = told(text)
     assert name == "plan"
     assert detail == f"column '{column}' of a moments release must count from 0 (got 1)"
+
+
+@pytest.mark.parametrize(
+    ("column", "told_of"),
+    [("log(sbp)", None), ("log(crp)", "has none"), ("log1p(crp)", "not in intervals"), ("crp/10", None)],
+)
+def test_a_logarithm_of_drawn_rows_is_warned_of_where_the_bounds_let_it_spread_what_is_small(column, told_of):
+    """Four hospitals of five then had no answer, or one from which the lowest outcomes were missing."""
+    text = template("stroke", coordinator="hub", today=dt.date(2026, 1, 1))
+    text = text.replace("logistic(died) ~ treated", f"logistic(died) ~ {column} + treated")
+    text += '\n[dictionary.columns.crp]\nkind = "continuous"\nunit = "mg/L"\nlower = 0\nupper = 600\n'
+    plan, lines = review(text, today=dt.date(2026, 1, 1), recipient="hub")
+    assert plan is not None
+    (line,) = [line for line in lines if line.name == "estimand treatment"]
+    assert line.state == ("ok" if told_of is None else "warn")
+    if told_of is not None:
+        assert told_of in line.detail
+        assert "log_crp = 'log(crp)'" in line.fix
