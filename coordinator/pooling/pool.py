@@ -56,6 +56,8 @@ __all__ = ["Method", "PooledResult", "Pooling", "Test", "pool", "pool_estimates"
 
 Array = NDArray[np.float64]
 _DOMINANT, _HETEROGENEOUS, _FEW = 50.0, 75.0, 5  # percent of weight, percent of variance, sites
+_OF_ONE = ("Cumulative hazard", "Restricted mean survival time")
+"""How effects begin that are read of one group and compare nothing, on scales on which others do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +161,13 @@ class PooledResult:
 
     @property
     def compares(self) -> bool:
-        """True if 0 on the analysis scale is a value of no effect: it is none of a network's density or share."""
-        return not (self.scale == "log" and self.term.startswith("network("))
+        """True if 0 on the analysis scale is a value of no effect: not of a share, a mean or a density.
+
+        Nobody asks whether half of the patients survive, or whether a mean age is 0.
+        """
+        density = self.scale == "log" and self.term.startswith("network(")
+        level = self.scale == "logit" or self.term.startswith("mean(") or self.effect.startswith(_OF_ONE)
+        return not (density or level)
 
     @property
     def pval(self) -> float:

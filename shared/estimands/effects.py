@@ -79,6 +79,8 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     >>> from shared.estimands.answer import parse_estimand
     >>> effect_name(parse_estimand("km(age, num > 0, at = 60)"), unit="years")
     'Survival at 60 years'
+    >>> effect_name(parse_estimand("rmst(age, num > 0, tau = 60) ~ sex"), unit="years")
+    'Difference in restricted mean survival time to 60 years'
     >>> effect_name(parse_estimand("logistic(died) ~ age"))
     'Odds ratio'
     >>> effect_name(parse_estimand("network(edge)"))
@@ -104,6 +106,8 @@ def effect_name(question: Estimand, term: str = "", unit: str = "") -> str:
     if term.partition(" | ")[0] == INTERCEPT and KINDS[kind].baseline:
         return KINDS[kind].baseline
     name, time = KINDS[kind].effect, question.tau if question.at is None else question.at
+    if kind == "rmst" and question.terms:  # its answers are differences to the first level
+        name = KINDS["rmst_regression"].effect
     if time is None or question.kind not in (*CURVED, "rmst_regression"):
         return name
     return " ".join(filter(None, (name, "at" if question.kind == "km" else "to", f"{time:g}", unit)))
@@ -275,7 +279,7 @@ class _Words:
         if found:
             name, level = found.groups()
             levels = [str(one) for one in getattr(self._columns.get(name), "levels", ())]
-            alone = question.kind in CURVED or not levels or level == levels[0]
+            alone = (question.kind in CURVED and question.kind != "rmst") or not levels or level == levels[0]
             return f"{self.called(name)}: {level}" + ("" if alone else f" against {levels[0]}")
         name, _, units = term.partition("/")
         column = self._columns.get(name)

@@ -165,7 +165,7 @@ def monitored(
         results: label, time and pooled result of each look, in their order; alpha is 1 less the level of the last.
         spending: the boundary.
         independent: True if each look adds independent patients to the one before; else the union bound is used.
-    Raises: EstimateRefusal: no look, or of a share, which has no value of no effect; ParameterError.
+    Raises: EstimateRefusal: no look, or of a share or mean, which has no value of no effect; ParameterError.
     Source: repeated confidence intervals: Jennison and Turnbull 1989, JRSS B 51:305; t tests by their p-values.
 
     >>> from coordinator.pooling.pool import pool
@@ -178,7 +178,7 @@ def monitored(
     models = [result for _, _, result in results]
     if not all(result.compares for result in models):
         raise EstimateRefusal(
-            "a monitored question must have a value of no effect", given="a share or density of a network"
+            "a monitored question must have a value of no effect", given="a share, a mean or what else compares nothing"
         )
     alpha = 1 - models[-1].level
     info = np.array([result.se**-2 for result in models])

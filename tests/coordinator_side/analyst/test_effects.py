@@ -61,6 +61,7 @@ QUESTIONS = {
     "cumhaz(time, died, at = 5)": "Cumulative hazard to 5",
     "cuminc(time, died, competing = moved, at = 5)": "Cumulative incidence to 5",
     "rmst(time, died, tau = 5)": "Restricted mean survival time to 5",
+    "rmst(time, died, tau = 5) ~ arm": "Difference in restricted mean survival time to 5",
     "rmst_regression(time, died, tau = 5) ~ arm": "Difference in restricted mean survival time to 5",
     "schoenfeld(time, died) ~ age": "Change of the log hazard ratio per log time",
     "schoenfeld(time, died, transform = identity) ~ age": "Change of the log hazard ratio per unit of time",
@@ -119,11 +120,23 @@ def test_as_plain_values_each_interval_stands_on_both_scales():
         assert low == pytest.approx(shown(row["ci_lb"], "logit"))
 
 
-def test_no_output_of_a_network_s_share_has_a_p_value_and_of_a_correlation_across_ties_each_has():
-    """Shares were tested against 1, the value of no effect of a ratio, and all were said to differ from it."""
+def test_what_compares_nothing_has_no_p_value_in_any_output_and_what_compares_has_one_in_each():
+    """Shares of networks were tested against 1, survival against one half and means against 0."""
     share = replace(result("log", "Transitivity"), term="network(transitivity)")
-    alike = replace(result("fisher_z", "Assortativity"), term="network(assortativity) ~ ward")
-    for found, told in ((share, False), (alike, True)):
+    alone = (
+        share,
+        replace(result("logit", "Survival at 5 years"), term="arm[drug]"),
+        replace(result("logit", "Proportion"), term="proportion(died)"),
+        replace(result("identity", "Mean"), term="mean(age)"),
+        replace(result("log", "Cumulative hazard to 5 years"), term="arm[drug]"),
+        replace(result("identity", "Restricted mean survival time to 5 years"), term="rmst(time, died, tau = 5)"),
+    )
+    compared = (
+        replace(result("fisher_z", "Assortativity"), term="network(assortativity) ~ ward"),
+        replace(result("identity", "Difference in restricted mean survival time to 5 years"), term="arm[drug]"),
+        replace(result("identity", "Mean difference"), term="arm[drug]"),
+    )
+    for found, told in (*((one, False) for one in alone), *((one, True) for one in compared)):
         assert math.isfinite(found.pval) == told
         data = plain(pooled_data(found))
         assert {data[fit]["pval"] is not None for fit in ("pooled", "fixed")} == {told}
