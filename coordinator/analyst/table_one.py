@@ -197,6 +197,8 @@ def _shown(cell: Mapping[str, Any]) -> str:
     """A number with its interval; shares in percent; the reason where there is none."""
     if cell["estimate"] is None:
         return str(cell["reason"])
+    if cell["statistic"] == "missing" and not cell["n_missing"]:
+        return f"none of {cell['n']:,}"  # the share with its interval is what half a row more beside none makes of it
     percent = cell["statistic"] in _SHARES
     middle, low, high = (100 * cell[name] if percent else cell[name] for name in ("estimate", "ci_lb", "ci_ub"))
     if cell["statistic"] in _RATIOS:

@@ -290,7 +290,7 @@ def ask(
     found = {term: _pooled(rows, question, term, pooling, plan.dictionary) for term in terms}
     chosen = _term(terms, term)
     if question.kind in DESCRIBED and not term:  # no one number is its answer: the first that there is
-        chosen = next((one for one in terms if not isinstance(found[one], Refusal)), chosen)
+        chosen = next((one for one in (chosen, *terms) if not isinstance(found[one], Refusal)), chosen)
     estimates = tuple(row for row in rows if row.term == chosen)
     totals, unsummed, lacking = _summed(store, held, question, pooling.level)
     for label, answer in totals.items():
@@ -442,11 +442,14 @@ def term_line(term: str, found: PooledResult | str) -> dict[str, Any]:
 
 
 def _term(terms: tuple[str, ...], wanted: str) -> str:
-    if not wanted:
-        return terms[0]
+    if not wanted:  # of a Table 1, what it describes, and not how often that is missing
+        return next((term for term in terms if not term.startswith("missing(")), terms[0])
     plain = {term.split("/")[0]: term for term in reversed(terms)}
     if wanted in terms or wanted in plain:
         return wanted if wanted in terms else plain[wanted]
+    of_column = [term for term in terms if ":" not in term and term.split("[")[0] == wanted]
+    if len(of_column) == 1:  # a column of two levels has one
+        return of_column[0]
     raise ParameterError(
         "the term must be in the question", given=repr(wanted), next_step=f"Terms: {', '.join(terms)}."
     )

@@ -27,19 +27,29 @@ __all__ = [
 ]
 
 
-def question(kind: str, formula: str, options: Mapping[str, str] | None = None) -> str | Estimand:
+def question(
+    kind: str, formula: str, options: Mapping[str, str] | None = None, *, planned: Mapping[str, str] | None = None
+) -> str | Estimand:
     """A kind and a formula as in R; without a kind, the formula is the whole question or a planned analysis' name.
 
+    Args:
+        options: of the question; without a kind only a subset, which takes the place of its own.
+        planned: planned analyses by name.
     Raises: ParameterError: outside the grammar.
 
     >>> str(question("cox", "Surv(time, cvd) ~ sbp/10 + age", {"subset": "age >= 60"}))
     'cox(time, cvd, subset = age >= 60) ~ sbp/10 + age'
+    >>> str(question("", "crude", {"subset": "age >= 60"}, planned={"crude": "cox(time, cvd) ~ sbp/10"}))
+    'cox(time, cvd, subset = age >= 60) ~ sbp/10'
     """
     if kind:
         return parse_formula(kind, formula, **(options or {}))
-    if options:
+    asked = formula.strip()
+    if not options:
+        return asked
+    if set(options) != {"subset"}:
         raise ParameterError("a question without a kind must hold its own options", given=", ".join(options))
-    return formula.strip()
+    return replace(parse_estimand((planned or {}).get(asked, asked)), subset=options["subset"])
 
 
 def no_column(plan: StudyPlan, name: str, lack: str = "") -> ParameterError:

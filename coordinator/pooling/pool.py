@@ -557,7 +557,8 @@ def _incomplete(rows: Sequence[Estimate]) -> str:
     if len(lost) > 4:
         missing, used = (sum(getattr(row, what) for row in lost) for what in ("n_missing", "n"))
         each = f"{missing:,} of {missing + used:,} of {len(lost)} sites"
-    return f"Rows left out, because a value of the question is missing or has no weight in it: {each}." if lost else ""
+    why = "a value of the question is missing, has no weight in it, or is no time in it (an entry at or after the end)"
+    return f"Rows left out, because {why}: {each}." if lost else ""
 
 
 def _announcement(result: PooledResult) -> tuple[str, ...]:

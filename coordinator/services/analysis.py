@@ -309,7 +309,7 @@ class AnalysisService:
 
     def _answered(self, who: Analyst, call: Call, request: QueryRequest) -> Document:
         study, plan = request.study, self._store.plan(request.study).plan
-        question = resolving.question(request.kind, request.formula, request.options)
+        question = resolving.question(request.kind, request.formula, request.options, planned=plan.estimands)
         found, _ = resolving.resolve(plan, question, lack=lambda name: resolving.lacking(self._store, study, name))
         held = self._held(plan, request.wave, request.as_of, request.combine)
         rests, withdrawn = dict(held.rests), [stone.bundle_sha256 for stone in held.withdrawn]

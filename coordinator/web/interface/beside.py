@@ -112,7 +112,7 @@ class DerivedDocuments:
         self._service.admitted(call, request.study)
         store = self._store
         plan = store.plan(request.study).plan
-        asked = resolving.question(request.kind, request.formula, request.options)
+        asked = resolving.question(request.kind, request.formula, request.options, planned=plan.estimands)
         found, planned = resolving.resolve(plan, asked, lack=lambda name: resolving.lacking(store, request.study, name))
         label = request.label or ("confirmatory" if planned else "exploratory")
         return _document({"estimand": str(found), "planned": planned, "label": label, "kind": found.kind})

@@ -196,6 +196,15 @@ def document():
     }
 
 
+def test_where_no_row_lacks_a_value_the_share_is_not_that_of_the_half_row_that_was_counted():
+    """Of 12,800 rows none lacked an age, and a Table 1 said 0.1 %."""
+    missing = {"statistic": "missing", "column": "age", "level": "", "n": 12_800}
+    cells = [{**cell, **missing, "n_missing": lost} for cell in document()["cells"][:1] for lost in (0, 3)]
+    for cell, said in zip(cells, ("none of 12,800", "50.0 % (40.0 to 61.0)"), strict=True):
+        _, ((_, _, text),) = TableOne({**document(), "cells": [cell]}).wide(["A"])
+        assert text == said
+
+
 @pytest.mark.parametrize("suffix", ["html", "csv", "tex", "json"])
 def test_every_file_says_that_the_rows_are_privatised_and_its_cautions(tmp_path, suffix):
     file = tmp_path / f"one.{suffix}"

@@ -113,7 +113,7 @@ def test_a_kind_and_a_formula_mean_what_the_planned_spelling_means(study):
     assert older.document["estimates"][0]["n"] < SITES["alpha"]
     assert 0 < study.km("Surv(time, cvd) ~ 1", at=5).document["k"] <= 3
     with pytest.raises(ParameterError, match="its own options"):
-        study.query("", "adjusted", subset="age >= 50")
+        study.query("", "adjusted", ties="breslow")
 
 
 def test_other_pooling_is_another_question_to_the_same_releases_and_fits_no_site_again(study, monkeypatch):
@@ -796,6 +796,7 @@ def test_a_table_one_is_asked_from_python_and_the_command_line_and_written(desk,
     lead = ["--home", str(desk.home), "table-one", "cvd", "age", "sbp", "--by", "cvd", "--wave", "1", "--json"]
     assert cli.main(lead) == 0
     assert json.loads(capsys.readouterr().out)["cells"] == found.document["cells"]
+    assert found.document["term"] == "mean(age)", "whose notes are printed"
     frame = found.to_frame()
     assert len(frame.site.unique()) == 4
     alone = study.mean("sbp", subset="cvd == 1")
@@ -870,6 +871,19 @@ def test_survival_questions_give_the_same_numbers_from_python_and_the_command_li
         assert client.main([kind, "cvd", *rest, "--token", files[at % 3], "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == answer.document
         assert answer.document["k"] == 3, answer
+
+
+def test_a_planned_analysis_is_asked_of_the_rows_for_which_something_holds(desk, study):
+    """Subgroups of a planned analysis were refused, as it must hold its own options."""
+    alone = study.cox("Surv(time, cvd) ~ sbp/10 + age/10 + chol/40 + hdl/15", subset="age > 55").document
+    for asked in ("adjusted", study.planned("adjusted").document["estimand"]):
+        found = study.query("", asked, subset="age > 55").document
+        assert (found["estimand"], found["pooled"]) == (alone["estimand"], alone["pooled"])
+        assert not found["planned"]
+
+
+def test_a_column_names_its_term_where_it_has_one(desk, study):
+    assert study.ols("sbp ~ C(cvd) + age", term="C(cvd)").document["term"] == "C(cvd)[1]"
 
 
 def test_what_may_be_asked_of_a_pooled_result_may_be_asked_of_an_answer(desk, study, tmp_path, capsys):
