@@ -192,6 +192,7 @@ def data_map(
             raise UsageRefusal("a mapping must be FILE_NAME=NAME", given=repr(pair), next_step="As in Alter=age.")
         columns = {k: v for k, v in columns.items() if v != to} | {name: to}
     editing.require_planned({**source.mapped, "columns": columns}, dictionary)
+    source = replace(source, ignore=tuple(name for name in source.ignore if name not in columns))
     ignored = [*source.ignore, *(ignore or [])]
     typed = [*(pair.rpartition("=")[0] for pair in pairs or []), *(ignore or [])]
     typed += [*source.columns, *source.ignore] if file else []
@@ -448,9 +449,11 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
                 "delimiter (--delimiter)? Names are not shown: the first line might be a patient.",
             )
         back = {to: name for name, to in target.items() if to}
+        ignored = [name for name in open_columns if name in source.ignore and name in target]
         rows = []
         for name, column in known.items():
-            hint = next((f"{n}?" for n, to in proposed.items() if to == name), None)
+            hint = "the file has one, which this mapping ignores" if name in ignored else None
+            hint = next((f"{n}?" for n, to in proposed.items() if to == name), hint)
             said = source.values[name].words if name in source.values else None
             made = steps.derive.get(name) or ("follow-up, of dates" if name in steps.made else None)
             rows.append((name, back.get(name) or made or hint, column.kind, column.unit or None, said))
@@ -465,6 +468,8 @@ def _mapping(desk: Desk, study: str, source: Any, *, dry_run: bool) -> VerbAnswe
             screens.next_step(
                 out, f"site-agent data map {study} --accept-suggestions", f"site-agent data check {study}"
             )
+        elif ignored:
+            screens.next_step(out, f"site-agent data map {study} {' '.join(f'{name}={name}' for name in ignored)}")
         elif open_columns:
             asked = f"site-agent data map {study} --guide"
             screens.next_step(out, asked, f"site-agent data map {study} FILE_NAME=NAME … --ignore-rest")

@@ -502,6 +502,7 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
     shown = _is_header(names, source, dictionary)
     if lacking:
         near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking and shown}
+        near |= {name: name for name in lacking if name in names and name in source.ignore}  # by an earlier plan
         meant = "".join(f" {name}={to}" for to, name in near.items())
         step = f"Did you mean site-agent data map STUDY{meant}?" if near else "Map the names with site-agent data map."
         found.append(

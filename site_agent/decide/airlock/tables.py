@@ -116,7 +116,8 @@ def matching(source: TableSource, dictionary: Dictionary, *, edges: Any = None, 
     dictionary = dictionary.source
     trusted, names = (True, records.header(source)) if header else records.named(source, dictionary)
     known = {column.name for column in dictionary.columns}
-    target = {name: source.columns.get(name, name if name in known else "") for name in names}
+    own = {name: name for name in known if name not in source.ignore}
+    target = {name: source.columns.get(name, own.get(name, "")) for name in names}
     steps = source.steps
     missing = [
         column.name

@@ -108,6 +108,7 @@ class Tables(Frame):
         study = request.path_params["study"]
         dictionary, source = desk.plans.plan(study).dictionary.source, desk.config.source(study)
         names, columns = _names(source, dictionary, header=form.get("names") == "yes"), {}
+        chosen = {form.get(f"from {column.name}", "") for column in dictionary.columns}
         for column in dictionary.columns:
             name = form.get(f"from {column.name}", "")
             if name and name not in names:
@@ -123,7 +124,7 @@ class Tables(Frame):
         steps = _steps(source.steps, dictionary, names, form) if "made" in form else source.steps
         editing.require_planned({"columns": columns, "values": values, "steps": steps}, dictionary)
         known = {column.name for column in dictionary.columns} | {*steps.reads}
-        ignored = [name for name in source.ignore if name not in columns]
+        ignored = [name for name in source.ignore if name not in chosen]
         if form.get("ignore") == "yes":
             ignored += [name for name in names if name not in columns and name not in known]
         ignored = [name for name in ignored if name not in steps.reads]

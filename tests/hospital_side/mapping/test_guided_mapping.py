@@ -238,3 +238,17 @@ def test_no_name_is_shown_of_a_first_line_that_may_be_a_patient(without_header, 
     assert (at.home / "site.toml").read_bytes() == settings
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"yes\n" + b"\n" * 40)))
     assert f"Columns left: {CANARY}0" in at("data", "map", "mini", "--guide", "--dry-run")
+
+
+def test_a_planned_column_that_the_mapping_ignores_is_shown_as_that_and_can_be_taken(hospital, plan, tmp_path):
+    """An amended plan had a column that was ignored before: it was shown as mapped, and could not be."""
+    at = hospital.joined().approved(plan)
+    make_table(300).to_csv(tmp_path / "table.csv", index=False)
+    at("data", "add", str(tmp_path / "table.csv"), "--as", "mini")
+    shown = " ".join(at("data", "map", "mini", "--ignore", "grade").split())
+    assert "the file has one, which this mapping ignores" in shown
+    assert "next site-agent data map mini grade=grade" in shown
+    (problem,) = at.json("data", "check", "mini", expect=DictionaryRefusal.exit_code)["problems"]
+    assert "Did you mean site-agent data map mini grade=grade?" in str(problem)
+    at("data", "map", "mini", "grade=grade")
+    assert at.json("data", "check", "mini")["problems"] == []
