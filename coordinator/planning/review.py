@@ -15,6 +15,7 @@ from coordinator.planning.attack_limits import attack_line
 from coordinator.planning.price import conditions, cost
 from shared.errors import PlanRefusal, Refusal, StateRefusal
 from shared.mechanisms.base import Aggregates, Answering
+from shared.plans.outcomes import fitted_by
 from shared.plans.plan import Floors, StudyPlan
 from shared.privacy.stated import shown_delta, shown_epsilon, shown_price, shown_room
 from shared.terminal import FORMULA, ChecklistLine
@@ -81,7 +82,7 @@ def review(
         *plan.release.review(plan, None if last is None else last.release),
         _floors(plan),
     ]
-    lines += _training(plan, last)
+    lines += [*_training(plan, last), *_sealed(plan, last)]
     carried = getattr(plan.release, "carry", "")
     if carried:
         fix = "Leave release.carry out: the column is then drawn from its law given the noisy others."
@@ -198,6 +199,29 @@ def _training(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
         detail = "with training.search a site draws through the flow of an earlier release, and fits none"
         return [ChecklistLine(name="training", state="warn", detail=detail, fix=fix)]
     return []
+
+
+def _sealed(plan: StudyPlan, last: StudyPlan | None) -> list[ChecklistLine]:
+    """A warning where further waves are to be drawn through flows that are sealed, and the plan wants other ones."""
+    if last is None or plan.version <= last.version or isinstance(plan.release, Aggregates | Answering):
+        return []
+    through = [str(w.number) for w in plan.waves[1:] if plan.returning != "refresh" or not w.refit]
+    changed = [
+        what
+        for what, differs in (
+            ("the columns", plan.dictionary.hash != last.dictionary.hash),
+            ("how a flow is fitted or which outcomes it draws", fitted_by(plan) != fitted_by(last)),
+        )
+        if differs
+    ]
+    if not through or not changed:
+        return []
+    detail = (
+        f"{' and '.join(changed)} changed, and wave {', '.join(through)} is drawn through the {plan.release.fits} that "
+        "a site sealed with its first release: a site that has released is refused"
+    )
+    fix = "Begin a new study for it, or let the waves refresh and fit anew (returning = 'refresh', refit = true)."
+    return [ChecklistLine(name="sealed flow", state="warn", detail=detail, fix=fix)]
 
 
 def _recipient(plan: StudyPlan, recipient: str) -> ChecklistLine:

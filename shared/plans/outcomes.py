@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.base.canonical import canonical_json, sha256_hex
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Column
     from shared.plans.plan import StudyPlan
 
-__all__ = ["PlannedOutcomes", "planned_outcomes"]
+__all__ = ["PlannedOutcomes", "fitted_by", "planned_outcomes"]
 
 _MOST_LEFT_OUT = 30
 """Pairs that are kept apart at most: each is a term more of every law."""
@@ -81,6 +82,22 @@ def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
     if plan.training.outcomes != "last":
         return None
     return _named(plan)
+
+
+def fitted_by(plan: StudyPlan) -> str:
+    """Digest of everything in a plan that decides how a flow is fitted, and so what its receipt says of it."""
+    body = plan.to_canonical()
+    said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
+    # What latents are, and where their noise is centred, besides w and R: absent where a plan does not say it.
+    # Absent likewise: which outcomes are drawn last follows from the planned questions; which covariates, from the
+    # dictionary, and flows that were sealed before that are still the plan's.
+    if plan.training.outcomes != "joint":
+        last = planned_outcomes(plan)
+        asked = (last.outcomes, last.products) if last is not None and last.outcomes else None
+        said["outcomes"] = asked and [[list(one) for one in part] for part in asked]
+    release = body["release"]
+    said |= {key: release[key] for key in ("shrink", "carry", "vary") if key in release}
+    return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))
 
 
 def _named(plan: StudyPlan) -> PlannedOutcomes | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from shared.base.canonical import canonical_json, canonical_list, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, PlanChanged, SchemaRefusal
 from shared.plans.encoding import ENCODER_VERSION
+from shared.plans.outcomes import fitted_by
 from shared.plans.plan import StudyPlan
 
 if TYPE_CHECKING:
@@ -134,24 +135,6 @@ class SealedFlow:
                 next_step="Ask the study lead for a plan that says of [training] what the first one did (of version "
                 '0.1: outcomes = "joint"), whose wave refreshes with refit = true, or for a new study.',
             )
-
-
-def fitted_by(plan: StudyPlan) -> str:
-    """Digest of everything in a plan that decides how a flow is fitted, and so what its receipt says of it."""
-    body = plan.to_canonical()
-    said = {key: body[key] for key in ("posture", "training", "private", "holdout", "reference")}
-    # What latents are, and where their noise is centred, besides w and R: absent where a plan does not say it.
-    # Absent likewise: which outcomes are drawn last follows from the planned questions; which covariates, from the
-    # dictionary, and flows that were sealed before that are still the plan's.
-    if plan.training.outcomes != "joint":
-        from shared.plans.outcomes import planned_outcomes
-
-        last = planned_outcomes(plan)
-        asked = (last.outcomes, last.products) if last is not None and last.outcomes else None
-        said["outcomes"] = asked and [[list(one) for one in part] for part in asked]
-    release = body["release"]
-    said |= {key: release[key] for key in ("shrink", "carry", "vary") if key in release}
-    return sha256_hex(canonical_json({**said, "flow": plan.flow} if plan.flow else said))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,3 +161,30 @@ def test_a_logarithm_of_drawn_rows_is_warned_of_where_the_bounds_let_it_spread_w
     if told_of is not None:
         assert told_of in line.detail
         assert "log_crp = 'log(crp)'" in line.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "warned"),
+    [
+        (('label = "sex"', 'label = "sex as registered"'), ["the columns changed"]),
+        (('pressure = "mean(sbp)"', 'band = "mean(smoking == 1)"'), ["how a flow is fitted"]),
+        (('title = "One', 'title = "Another'), []),
+        (('title = "One', 'returning = "refresh"\ntitle = "One'), ["wave 2, 3, 4"]),
+    ],
+)
+def test_an_amendment_that_no_site_with_a_release_could_follow_is_warned_of_before_it_is_signed(change, warned):
+    """A covariate was added after wave 1: signed, approved at six sites, and refused at each release."""
+    text = template("stroke", coordinator="hub", today=dt.date(2026, 1, 1))
+    first, _ = review(text, today=dt.date(2026, 1, 1), recipient="hub")
+    assert change[0] in text
+    second = text.replace(*change).replace("version = 1", "version = 2", 1)
+    if "refresh" in change[1]:
+        second = second.replace('label = "sex"', 'label = "sex as registered"')
+        anew = second.replace("\ncloses = ", "\nrefit = true\ncloses = ")
+        _, lines = review(anew, today=dt.date(2026, 1, 1), recipient="hub", signed=lambda study: first)
+        assert "sealed flow" not in [line.name for line in lines]
+    plan, lines = review(second, today=dt.date(2026, 1, 1), recipient="hub", signed=lambda study: first)
+    assert plan is not None
+    found = [line for line in lines if line.name == "sealed flow"]
+    assert len(found) == len(warned)
+    assert all(said in line.detail and line.state == "warn" for said, line in zip(warned, found, strict=True))
