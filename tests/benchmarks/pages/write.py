@@ -5,7 +5,8 @@ Each template beside this file becomes the page of the same name in docs/. A tem
 - ``{moments:cells/plain/gap:.3f}``: the number at ``cells/plain/gap`` of ``results/moments.json``, in Python's format;
 - a table under ``<!-- cells moments:{row}/{column}/gap -->``: what stands in backticks at the end of the head of a row
   or column (else the head itself) is its name in the place, and ``.3f`` in a cell is the number there. With several
-  places in the comment, joined by ``and``, the k-th format of a cell is for the k-th place.
+  places in the comment, joined by ``and``, the k-th format of a cell is for the k-th place;
+- ``? ≤ 60`` in a format's place: "reached" where the number is so, else "missed", so that words follow their figures.
 
 Each section with figures ends in the files that they are from, with the command that wrote each; one with the line
 ``<!-- files are named elsewhere -->`` does not. Where a file says that places in it were measured with older code (its
@@ -15,6 +16,7 @@ field ``older``, which a new measurement writes over), each figure from there ca
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import sys
@@ -31,7 +33,8 @@ DOCS = ROOT / "docs"
 
 FIGURE = re.compile(r"\{(\w+):([^{}]+):([^{}:]*)\}")
 CELLS = re.compile(r"<!-- cells (.+) -->")
-FORMAT = re.compile(r"(?<![\w.])(\.\d[f%]|,\.\df)(?!\w)")
+FORMAT = re.compile(r"(?<![\w.])(\.\d[f%]|,\.\df|\? [<≤≥>] [\d.]+)(?!\w)")
+ASKED = {"<": operator.lt, "≤": operator.le, "≥": operator.ge, ">": operator.gt}
 NAMED = re.compile(r"\s*`([^`]+)`\s*$")
 ELSEWHERE = "<!-- files are named elsewhere -->"
 NOTICE = "<!-- Written by `make docs` from tests/benchmarks/pages/{}: edit that. -->"
@@ -76,7 +79,11 @@ class Section:
         value = number(file, place)
         if file not in self.files:
             self.files.append(file)
-        shown = format(value, form).replace("%", " %")
+        if form.startswith("? "):
+            _, relation, asked = form.split()
+            shown = "reached" if ASKED[relation](value, float(asked)) else "**missed**"
+        else:
+            shown = format(value, form).replace("%", " %")
         if not shown.strip("-0. %"):
             shown = shown.removeprefix("-")
         if why := older(file, place):

@@ -78,6 +78,16 @@ def test_cells_are_read_by_the_names_of_row_and_column(results):
     assert written[:4] == ["| | the gap |", "|---|---|", "| before | 0.25 † (0.3) |", "| asked | 1 |"]
 
 
+def test_words_on_a_target_follow_the_figure(results):
+    said = lines("{fits:then/gap:? < 0.25} {fits:then/gap:? ≤ 0.25} {fits:then/gap:? ≥ 0.25} {fits:now/gap:? > 0.25}")
+    assert said[0] == "**missed** † reached † reached † **missed**"
+    rows = "| | the gap `gap` |\n|---|---|\n| now | .1f: ? < 1 |\n"
+    assert (
+        lines(f"<!-- cells fits:{{row}}/{{column}} and fits:{{row}}/{{column}} -->\n{rows}")[2]
+        == "| now | 0.0: reached |"
+    )
+
+
 def test_a_figure_of_older_code_says_so_until_it_is_measured_again(results):
     text = "\n".join(lines("{fits:then/gap:.0%}"))
     assert "25 % †" in text
