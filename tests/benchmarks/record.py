@@ -33,6 +33,7 @@ PACKAGES = (
     "POT",
     "ott-jax",
     "jax",
+    "igraph",
     "flwr",
 )
 

@@ -37,6 +37,7 @@ LOAD = re.compile(r"newcomer|load|analysis_load|many_releases|idle_agent|slow_li
 NEEDED = {
     "federated": "flwr",
     "flower_runtime": "flwr",
+    "grand_speed": "igraph",
     "page_times": "chromium",
     "tables_mst": "jax",
     "transport_ott": "ott",
