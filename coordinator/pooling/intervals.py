@@ -42,13 +42,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy import special
 
+from shared.base.process import deferred
 from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, influence, influences
 from shared.estimands.design import numeric_columns
@@ -57,6 +56,13 @@ from shared.estimands.formulas import QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import REPEATED, TERMWISE
 from shared.estimands.questions import INTERCEPT, Kind
 from shared.estimands.splines import CURVES
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = deferred("pandas")
+
+special = deferred("scipy.special")
 
 __all__ = [
     "BENT",

@@ -38,7 +38,7 @@ from site_agent.records.mapping.recoding import recoded_table, with_point
 from site_agent.records.mapping.repeated import one_row_each
 from site_agent.records.mapping.suggesting import suggestions
 from site_agent.records.pseudonyms import Pseudonyms
-from site_agent.records.readers import reader
+from site_agent.records.readers import header, reader
 from site_agent.records.source import AS_READ, DATABASES, Edges, TableSource
 
 if TYPE_CHECKING:
@@ -256,12 +256,6 @@ def dialect(path: Path) -> tuple[str, str]:
     first = next(iter(text.splitlines()), "")
     outside = "".join(first.split('"')[::2])  # what stands in quotation marks separates nothing
     return encoding, max(",;\t|", key=outside.count)
-
-
-def header(source: TableSource) -> tuple[str, ...]:
-    """The column names of a table, as they stand in it. Raises: DataFileRefusal; of a database StateRefusal too."""
-    _must_be_a_file(source)
-    return reader(source).columns(source)
 
 
 def whole(source: TableSource) -> pd.DataFrame:
@@ -572,19 +566,6 @@ def _contacts(
     assert dictionary.person is not None, "a plan of a network has a person column"
     persons, everyone = list(checked[dictionary.person]), list(table[dictionary.person])
     return contacts.read(source.edges, persons, everyone, rules, as_written=as_written, seen=seen)
-
-
-def _must_be_a_file(source: TableSource) -> None:
-    if not source.path.is_file():
-        raise DataFileRefusal(
-            "the table must be a file on this machine",
-            given=f"{source.path.name}, which is not there",
-            next_step="Run site-agent data add with the right path, or mount the folder.",
-        )
-    if source.path.stat().st_size == 0:
-        raise DataFileRefusal(
-            f"the table {source.path.name} must not be empty", given="0 bytes", next_step="Check the export."
-        )
 
 
 def _blank(values: pd.Series) -> pd.Series:

@@ -240,12 +240,12 @@ def _ledger(desk: Desk, today: dt.date) -> Finding:
 
 
 def _tables(desk: Desk, today: dt.date) -> Finding:
-    from site_agent.records import table as records
+    from site_agent.records.readers import header
 
     if not desk.config.data:
         return "warn", "none", "site-agent data add FILE --as STUDY"
     for source in desk.config.data.values():
-        records.header(source)
+        header(source)
     return "ok", ", ".join(sorted(desk.config.data)), ""
 
 

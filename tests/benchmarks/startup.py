@@ -1,6 +1,7 @@
 """What it costs to start a command: CPU seconds of every verb's help, and of verbs that persons run, each from cold.
 
-Run: ``python -m tests.benchmarks.startup [--repeats 3]``; ``--quick`` measures a few once. Every measurement is a fresh
+Run: ``python -m tests.benchmarks.startup [--repeats 3]``; ``--quick`` measures a few once, and ``--only "plan prices"``
+those that are run whose name has these words, the others keeping their figures. Every measurement is a fresh
 interpreter with its modules compiled, as after installation; the least of the repeats counts, since whatever else the
 machine does only adds. Beside a command that opens a key stands the price of one guess at its passphrase (decision
 0034), which is no overhead.
@@ -9,6 +10,7 @@ machine does only adds. Beside a command that opens a key stands the price of on
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -71,22 +73,26 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--repeats", type=int, default=record.sized(3, 1))
     asked.add_argument("--quick", action="store_true")
+    asked.add_argument("--only", metavar="WORDS", nargs="*", default=[])
     given = asked.parse_args()
     quick = record.sized(given.quick, True)
     repeats = 1 if quick else given.repeats
     results: dict[str, Any] = {"bars": {"help": HELP_BAR}, "help": {}, "run": {}}
+    if given.only:
+        results = json.loads((record.RESULTS / "startup.json").read_text(encoding="utf-8"))["results"]
     with tempfile.TemporaryDirectory() as name, study(Path(name)) as (stage, made):
         env = environment(stage) | {"PYTHONPYCACHEPREFIX": f"{name}/compiled", "OMP_NUM_THREADS": "1"}
         env.pop("PYTHONDONTWRITEBYTECODE", None)
-        verbs = every_verb()[:: 20 if quick else 1]
-        for title, module, words in verbs:
+        verbs = every_verb()
+        for title, module, words in [] if given.only else verbs[:: 20 if quick else 1]:
             argv = [*words, "--help"]
             tries = [spent(module, argv, env) for _ in range(repeats + 1)][1:]  # the first compiles
             assert all(code == 0 for *_, code in tries), title
             results["help"][title] = {"cpu_s": round(min(t[0] for t in tries), 3), "mb": round(tries[0][1])}
-        price = round(guess(), 3)
-        results["guess_cpu_s"] = price
+        price = results.setdefault("guess_cpu_s", round(guess(), 3))
         for verb in VERBS[:: 8 if quick else 1]:
+            if given.only and not any(words in verb.name for words in given.only):
+                continue
             argv = verb.argv(made)
             [heavy] = loaded([(verb.module, [*argv, "--dry-run"] if verb.once else argv)], env)
             tries = [spent(verb.module, argv, env) for _ in range(1 if verb.once else repeats)]
@@ -105,14 +111,17 @@ def main() -> None:
     results["help_within"] = results["help_most_s"] <= HELP_BAR
     results["verbs"] = len(results["help"])
     run = results["run"]
-    results["run_verbs"] = len(run)
-    results["run_within"] = sum(one["within"] for one in run.values())
-    results["run_most_s"] = max(one["cpu_s"] for one in run.values() if not one["with_a_guess"])
+    barred = [one for one in run.values() if one["bar_s"] is not None]
+    results["run_verbs"] = len(barred)
+    results["run_within"] = sum(one["within"] for one in barred)
+    ran = {title for title, *_ in verbs if any(f"{name} ".startswith(f"{title} ") for name in run)}
+    results["verbs_run"] = len(ran)
+    results["run_most_s"] = max(one["cpu_s"] for one in barred if not one["with_a_guess"])
     if "site-agent approve" in run:
         results["approve_beside_guess_s"] = round(run["site-agent approve"]["cpu_s"] - price, 3)
     print(f"help of {results['verbs']} verbs: at most {results['help_most_s']} s; run: {results['run_within']} within")
     if not given.quick:
-        record.write("startup", results, seed=1)
+        record.write("startup", results, seed=1, command="python -m tests.benchmarks.startup")
 
 
 if __name__ == "__main__":

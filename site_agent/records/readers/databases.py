@@ -22,15 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
+from shared.base.process import deferred
 from shared.errors import DataFileRefusal, StateRefusal
 from site_agent.records.readers.base import FormatReader
 
 if TYPE_CHECKING:
+    import pandas as pd
     from sqlalchemy.exc import DBAPIError
 
     from site_agent.records.source import Edges, TableSource
+else:
+    pd = deferred("pandas")
 
 __all__ = ["READERS", "blocks", "columns", "count", "encoded", "table"]
 

@@ -6,15 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from shared.base.process import deferred
 from shared.errors import DataFileRefusal
 from site_agent.records.readers.base import FormatReader
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pandas as pd
+
     from site_agent.records.source import TableSource
+else:
+    pd = deferred("pandas")
 
 __all__ = ["READERS", "declared", "graph"]
 

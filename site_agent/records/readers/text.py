@@ -9,13 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
+from shared.base.process import deferred
 from shared.errors import DataFileRefusal
 from site_agent.records.readers.base import BLOCK_ROWS, FormatReader, encoding
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from site_agent.records.source import TableSource
+else:
+    pd = deferred("pandas")
 
 __all__ = ["READERS"]
 

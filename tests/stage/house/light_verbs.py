@@ -37,7 +37,8 @@ class Verb:
 
     Args:
         may: heavy libraries that it has a use for.
-        bar: CPU seconds that it may take from a cold start; with `unlocks` the price of one guess comes on top.
+        bar: CPU seconds that it may take from a cold start; with `unlocks` the price of one guess comes on top. None
+            where it holds a table.
         once: it changes what it is about, and is measured the first time.
     """
 
@@ -73,6 +74,10 @@ def _ask(words: str, *, may: tuple[str, ...] = CALLS, **more: Any) -> Verb:
 
 PRICES = ("numpy",)
 """What computes a price: arrays, and of scipy one compiled file (`shared.privacy.compiled`)."""
+TABLE = ("pandas", "pyarrow", "numpy.ma")
+"""What shows a table's rows."""
+MIXED = ("dp_accounting", "scipy", "scipy.stats", "numpy.ma")
+"""What prices noise of which no closed form is known: of a flow's training, which stands on every list of prices."""
 VERBS = (
     _site("status --json", may=CALLS),
     _site("join --json", may=CALLS),
@@ -80,16 +85,22 @@ VERBS = (
     _site("plan show storm", may=PRICES),
     _site("plan approve storm --as steward --understood local --dry-run", may=PRICES),
     _site("plan revoke storm --as steward --dry-run"),
+    _site("doctor", may=CALLS),
     _site("outbox list"),
+    _site("outbox show {release}", may=TABLE, bar=None),
     _site("reject {release} --as steward --reason disclosure-risk --dry-run"),
     _site("send-back {release} --as steward --dry-run"),
     _site("budget", may=PRICES),
     _site("history"),
+    _site("log", may=CALLS),
+    _site("grants", may=CALLS),
+    _site("renew --dry-run", may=CERTIFICATES),
     _site("pause --dry-run"),
     _site("standing list"),
     _site("waves storm", may=PRICES),
     _site("ledger verify"),
     _site("audit verify"),
+    _site("audit-verify"),
     _site("resend storm --dry-run", may=CALLS),
     _site("passphrase --as steward --dry-run", unlocks=True),
     _site("approve {release} --as steward", may=CALLS, bar=0.6, unlocks=True, once=True),
@@ -104,11 +115,20 @@ VERBS = (
     _hub("plan check deploy/studies/cvd.toml", may=(*STORED, *CERTIFICATES, *PRICES)),
     _hub("plan check deploy/studies/cohorts.toml", may=(*STORED, *CERTIFICATES, *PRICES)),  # noisy moments
     _hub("plan check deploy/studies/secure-sum.toml", may=(*STORED, *CERTIFICATES, *PRICES)),
+    _hub("plan cost {plan}", may=(*STORED, *PRICES)),
+    _hub("plan prices {plan}", may=(*STORED, *PRICES, *MIXED)),
+    _hub("plan redcap {plan} --out {folder}/dictionary.csv --dry-run"),
+    _hub("plan new fresh --out {folder}/fresh.toml --dry-run"),
     _hub("wave status storm", may=(*STORED, *CERTIFICATES)),
-    _hub("wave remind storm 1 --dry-run"),
-    _hub("wave close storm 1 --reason late --dry-run"),
+    _hub("wave remind storm 1 --dry-run", may=(*STORED, *CERTIFICATES)),  # of a site that joined late, by its first one
+    _hub("wave close storm 1 --reason late --dry-run", may=(*STORED, *CERTIFICATES)),
     _hub("grants"),
     _hub("analyst list"),
+    _hub("analyst revoke nora --dry-run"),
+    _hub("revoke north --dry-run"),
+    _hub("declined"),
+    _hub("lead list"),
+    _hub("ca rotate --dry-run", may=(*STORED, *CERTIFICATES)),
     _hub("analyst add ada --study storm --out {folder}/ada.json", may=(*STORED, *CERTIFICATES), once=True),
     _hub("log verify"),
     _hub("log head", may=(*STORED, *CERTIFICATES)),
