@@ -496,7 +496,6 @@ def _column_faults(source: TableSource, dictionary: Dictionary) -> tuple[DataRef
     shown = _is_header(names, source, dictionary)
     if lacking:
         near = {to: name for name, to in suggestions(unknown, dictionary).items() if to in lacking and shown}
-        near |= {name: name for name in lacking if name in names and name in source.ignore}  # by an earlier plan
         meant = "".join(f" {name}={to}" for to, name in near.items())
         step = f"Did you mean site-agent data map STUDY{meant}?" if near else "Map the names with site-agent data map."
         found.append(
@@ -525,6 +524,8 @@ def _hidden(expected: Sequence[str], source: TableSource, names: Sequence[str]) 
         name for name in expected if name in source.ignore and name in names and name not in source.columns.values()
     ]
     step = "Take it out of ignore in a copy of the mapping's file, then site-agent data map STUDY --file with it."
+    if not set(both) & set(source.steps.reads):  # a planned one, which an earlier version of the plan may have lacked
+        step = f"Take it: site-agent data map STUDY {' '.join(f'{name}={name}' for name in both)}"
     rule = "a column that the mapping or the plan reads must not be ignored"
     return [DictionaryRefusal(rule, given=", ".join(map(repr, both)), next_step=step)] if both else []
 

@@ -249,6 +249,6 @@ def test_a_planned_column_that_the_mapping_ignores_is_shown_as_that_and_can_be_t
     assert "the file has one, which this mapping ignores" in shown
     assert "next site-agent data map mini grade=grade" in shown
     (problem,) = at.json("data", "check", "mini", expect=DictionaryRefusal.exit_code)["problems"]
-    assert "Did you mean site-agent data map mini grade=grade?" in str(problem)
+    assert problem["next_step"] == "Take it: site-agent data map mini grade=grade"
     at("data", "map", "mini", "grade=grade")
     assert at.json("data", "check", "mini")["problems"] == []
