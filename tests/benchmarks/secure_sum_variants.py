@@ -30,7 +30,7 @@ from tests.benchmarks import record
 from tests.benchmarks.cohorts_gap import cvd_tables
 from tests.benchmarks.honest import misfit
 from tests.benchmarks.secure_sum import COLLUDERS, DROP_OUTS
-from tests.benchmarks.secure_sum_vector import arm, jackknifed, told
+from tests.benchmarks.secure_sum_vector import answered, arm, jackknifed, told
 from tests.stage.mechanisms.sums import cohorts_plan
 
 EPSILON, HORIZON, OLD = 1.0, 36.0, 60
@@ -102,8 +102,8 @@ def measured(seed, world):
     for name, question in {"planned": PLANNED, **QUESTIONS}.items():
         beta, se, cohorts = real(tables, question)
         answer = together["sbp" if name == "planned" else question]
-        covers = answer.ci_lb <= beta <= answer.ci_ub
-        one = {"real": [beta, se, cohorts], "together": told(answer, beta, se) | {"covers": covers}}
+        one = {"real": [beta, se, cohorts], "together": told(answer, beta, se)}
+        one["together"]["covers"] = answer.ci_lb <= beta <= answer.ci_ub
         one["stated"] = (answer.estimate - beta) ** 2 / (answer.noise + answer.cut + answer.pilots + answer.weights)
         if name in alone:
             dropped = sorted({"age", "chol", "hdl"} - set(alone[name].dictionary.names))
@@ -174,17 +174,21 @@ def main():
         if kept is not None and kept.is_file():
             runs.append(json.loads(kept.read_text()))
             continue
-        runs.append(measured(seed, given.world))
+        runs.append(answered(measured, seed, given.world))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
-    costs = {part: float(np.max([run["cost"][part] for run in runs])) for part in ("bytes_sent", "cpu_seconds")}
+    whole = [run for run in runs if "refused" not in run]
+    costs = {
+        part: max((float(run["cost"][part]) for run in whole), default=0.0) for part in ("bytes_sent", "cpu_seconds")
+    }
     results = {
         "repetitions": len(runs),
+        "refused": len(runs) - len(whole),
         "world": given.world,
         "epsilon": EPSILON,
         "cost": costs,
-        "cells": summary(runs),
+        "cells": summary(whole) if whole else {},
     }
     if given.summary:
         print(json.dumps(results, indent=1))

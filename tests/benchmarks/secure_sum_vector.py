@@ -25,6 +25,7 @@ from coordinator.pooling.secure_sum import reading
 from coordinator.pooling.secure_sum.looks import pilot_places
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
+from shared.errors import EstimateRefusal
 from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.plans.plan import StudyPlan
 from tests.benchmarks import record
@@ -142,7 +143,17 @@ def once(plan):
     return lambda _, pilots: found[0] if found else found.append(pilot_places(plan, pilots)) or found[0]
 
 
+def answered(measure, seed, *given):
+    """One repetition; its seed and the reason where the pilots know too little for one of its questions."""
+    try:
+        return measure(seed, *given)
+    except EstimateRefusal as refusal:
+        return {"seed": seed, "refused": str(refusal)}
+
+
 def told(answer, beta, se):
+    if isinstance(answer, EstimateRefusal):
+        raise answer
     return {
         "away": (answer.estimate - beta) / se,
         "noise": math.sqrt(answer.noise) / se,
@@ -215,11 +226,18 @@ def main():
         if kept is not None and kept.is_file():
             runs.append(json.loads(kept.read_text()))
             continue
-        runs.append(measured(seed, given.world, given.covariates))
+        runs.append(answered(measured, seed, given.world, given.covariates))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(runs[-1]))
-    results = {"repetitions": len(runs), "world": given.world, "epsilon": EPSILON, "cells": summary(runs)}
+    whole = [run for run in runs if "refused" not in run]
+    results = {
+        "repetitions": len(runs),
+        "refused": len(runs) - len(whole),
+        "world": given.world,
+        "epsilon": EPSILON,
+        "cells": summary(whole) if whole else {},
+    }
     if given.summary:
         print(json.dumps(results, indent=1))
         return
