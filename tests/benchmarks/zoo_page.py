@@ -38,7 +38,7 @@ KEPT = (4, 12, 48)
 LATENT_SIZES = {300: "zoo_n300", 1000: "zoo_n1000", 5000: "zoo_n5000", 20000: "zoo_n20000"}
 LATENT_NOISE = ("zoo_n300", "zoo_n1000", "zoo", "zoo_n5000", "zoo_n20000", "zoo_fewer", "zoo_joint", "zoo_heavy_tails")
 """Records of `tests.benchmarks.zoo`; each names the command that made it."""
-CROSS_PRODUCTS = ("zoo_cross_products_k4", "zoo_cross_products")
+CROSS_PRODUCTS = ("zoo_cross_products_k4", "zoo_cross_products", "zoo_cross_products_k48")
 """The same of cross-products, by number of sites."""
 FIGURES = (
     "zoo_moments",

@@ -83,7 +83,6 @@ refused;
 - equal rows with more than 1,000 patients a hospital;
 - tables and densities with more than 5,000 patients a hospital, and slicing with more than 1,000;
 - cross-products with more than 5,000 patients a hospital;
-- cross-products at 48 sites.
 
 A pool is not refused where most of its sites doubt: its interval is wider, and a caution says so.
 No pooled coefficient is moved by an estimated bias; what a release draws towards none is reported and widens the \
