@@ -192,6 +192,20 @@ def statsmodels_result(document: Mapping[str, Any]) -> Any:
     return made
 
 
+def _by_versions(sources: Sequence[Mapping[str, Any]], newest: int) -> str:
+    """The beginning of a sentence on the versions of the plan that releases were made and are answered under.
+
+    >>> _by_versions([{"plan_version": 1}, {"plan_version": 1}], 2)
+    'The releases were made under version 1, and answered under version 2'
+    """
+    made = sorted({source["plan_version"] for source in sources} - {newest})
+    if not made:
+        return f"The answer rests on version {newest}"
+    older = f"version{'s' * (len(made) > 1)} {', '.join(map(str, made))}"
+    all_older = all(source["plan_version"] != newest for source in sources)
+    return f"{'The' if all_older else 'Some'} releases were made under {older}, and answered under version {newest}"
+
+
 def methods_text(document: Mapping[str, Any]) -> list[str]:
     """Sentences for the methods section of a paper that reports an answer; each number with its scale.
 
@@ -208,7 +222,7 @@ def methods_text(document: Mapping[str, Any]) -> list[str]:
     said = [
         f"{document['k']} site{'' if document['k'] == 1 else 's'} released privatised data (study {document['study']}, "
         f"wave {document['wave']}; n = {sum(sizes):,}{each}).",
-        f"The answer rests on version {plan['version']} of the study's signed plan (SHA-256 {plan['hash']}).",
+        f"{_by_versions(document['sources'], plan['version'])} of the study's signed plan (SHA-256 {plan['hash']}).",
     ]
     for name, words in (("posture", "What the fits rest on (posture)"), ("ε", "Privacy loss of a release (ε)")):
         if held := document["columns"].get(name):

@@ -62,6 +62,10 @@ def test_the_methods_paragraph_says_what_was_done_with_each_number_on_its_scale(
     assert answer["provenance"]["plan"]["hash"] in text
     assert "it is exploratory" in text
     assert text in words(reader.get(f"/studies/cvd/results/{result['cvd']}"))
+    assert "The answer rests on version 1 of the study's signed plan" in text
+    newer = {**answer["provenance"], "plan": {**answer["provenance"]["plan"], "version": 2}}
+    amended = " ".join(methods_text({**answer, "provenance": newer}))
+    assert "The releases were made under version 1, and answered under version 2 of the study's signed plan" in amended
     shorter = {**answer, "planned": "adjusted", "k": 1, "excluded": [{"label": "east", "reason": "no events"}]}
     text = " ".join(methods_text(shorter))
     assert "stands in the plan as 'adjusted'" in text
