@@ -231,6 +231,11 @@ def wave_status(store: Store, study: Study) -> VerbAnswer:
             waited, names = found.waiting_wave, ", ".join(found.waiting_for)
             out.print(f"The oldest wait: wave {waited}, {found.waiting_days} days, for {names}.", style="bold")
             out.print(f"next: coordinator wave remind {study} {waited}", style="cyan")
+        for line in found.waves:
+            if line.state == "overdue" and line.delivered and not line.missing:
+                out.print(
+                    f"Every site has delivered wave {line.number}. next: coordinator wave close {study} {line.number}"
+                )
         for one in ending.values():
             out.print(f"{one.warning}. {one.mend}", style="bold red")
 

@@ -553,6 +553,21 @@ def test_results_that_rest_on_a_withdrawn_release_are_stale_and_asked_again_say_
     assert [row["stale"] for row in verbs("results")[1]] == [True, True, False]
 
 
+def test_a_wave_that_everybody_has_delivered_is_to_be_closed_once_its_deadline_is_over(
+    study, verbs, capsys, monkeypatch
+):
+    for site in study.keys:
+        study.deliver(site, 1)
+    assert verbs("wave", "status", "cvd")[1]["waves"][0]["missing"] == []
+    argv, closing = ["--home", str(study.home), "wave", "status", "cvd"], "next: coordinator wave close cvd 1"
+    assert main(argv) == 0
+    assert closing not in capsys.readouterr().out
+    monkeypatch.setattr("coordinator.cli.releases.today", lambda: dt.date(2026, 1, 20))
+    assert main(argv) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"Every site has delivered wave 1. {closing}" in shown
+
+
 def test_the_screens_of_waves_and_results_fit_and_are_in_words(study, verbs, capsys):
     study.deliver("alpha", 1)
     study.close(1)
