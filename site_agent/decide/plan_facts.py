@@ -127,7 +127,12 @@ def _keys(desk: Desk, plan: StudyPlan) -> dict[str, Any] | None:
     own = (desk.config.site, desk.release_key.public.hex)
     return {
         "of": [
-            {"site": site, "fingerprint": PublicKey(key).fingerprint, "own": (site, key) == own}
+            {
+                "site": site,
+                "fingerprint": PublicKey(key).fingerprint,
+                "own": (site, key) == own,
+                "another": site == own[0] and key != own[1],
+            }
             for site, key in plan.release.keys.items()
         ],
         "said": [

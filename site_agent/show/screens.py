@@ -159,11 +159,15 @@ def _member_keys(out: Console, page: Mapping[str, Any]) -> None:
     if page["keys"]:
         heading(out, "Keys of the members")
         sentences(out, page["keys"]["said"], mark="✗", style="yellow")
-        rows = [
-            (one["site"], one["fingerprint"], "this site's own" if one["own"] else "compare it")
-            for one in page["keys"]["of"]
-        ]
+        rows = [(one["site"], one["fingerprint"], _whose(one)) for one in page["keys"]["of"]]
         out.print(table(("member", "fingerprint of its key", ""), rows))
+
+
+def _whose(key: Mapping[str, Any]) -> str:
+    """What a steward has to do about one member's key. A key that was rotated stays in the plan of before."""
+    if key["another"]:
+        return "this site's name, another key"
+    return "this site's own" if key["own"] else "compare it"
 
 
 def _leaving(page: Mapping[str, Any], full: bool) -> list[tuple[str, str]]:

@@ -38,6 +38,20 @@ def test_keys_that_one_party_made_pass_for_hospitals_and_a_steward_sees_each_to_
     assert "by telephone, at a number that neither the coordinator nor the study lead gave you" in said
 
 
+def test_a_key_that_this_site_has_no_more_is_not_left_to_be_compared_by_telephone(hospital):
+    hospital.joined()
+    keys = {site: SigningKey.generate().public for site in ("north", *(f"hospital-{k}" for k in range(5)))}
+    text = hearts({site: key.hex for site, key in keys.items()}, epsilon=1.0, budget=1.2)
+    hospital.publish(StudyPlan.from_toml(text.replace('study = "hearts"', 'study = "mini"')))
+    hospital("plan", "fetch", "mini")
+    page = hospital.json("plan", "show", "mini")["keys"]
+    assert [(one["site"], one["own"]) for one in page["of"] if one["another"] or one["own"]] == [("north", False)]
+    shown = hospital("plan", "show", "mini")
+    marks = {site: next(line for line in shown.splitlines() if key.fingerprint in line) for site, key in keys.items()}
+    assert "this site's name, another key" in marks.pop("north")
+    assert all("compare it" in line for line in marks.values())
+
+
 def test_a_plan_without_a_sum_rests_on_nobodys_key(hospital):
     hospital.joined().publish(StudyPlan.from_toml(TOML))
     hospital("plan", "fetch", "mini")
