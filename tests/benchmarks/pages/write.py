@@ -8,6 +8,8 @@ Each template beside this file becomes the page of the same name in docs/. A tem
   places in the comment, joined by ``and``, the k-th format of a cell is for the k-th place;
 - ``? ≤ 60`` in a format's place: "reached" where the number is so, else "missed", so that words follow their figures.
 
+Where a file counts repetitions that were refused, ``{moments:repetitions:.0f}`` says how many of them.
+
 Each section with figures ends in the files that they are from, with the command that wrote each; one with the line
 ``<!-- files are named elsewhere -->`` does not. Where a file says that places in it were measured with older code (its
 field ``older``, which a new measurement writes over), each figure from there carries a dagger and the section says why.
@@ -86,6 +88,8 @@ class Section:
             shown = format(value, form).replace("%", " %")
         if not shown.strip("-0. %"):
             shown = shown.removeprefix("-")
+        if place == "repetitions" and (refused := record(file)["results"].get("refused")):
+            shown = f"{shown} ({refused} of them not answered)"
         if why := older(file, place):
             self.outdated[why] = None
             return f"{shown} †"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -92,6 +93,15 @@ def test_a_figure_of_older_code_says_so_until_it_is_measured_again(results):
     text = "\n".join(lines("{fits:then/gap:.0%}"))
     assert "25 % †" in text
     assert "† Measured with older code: noise is less since." in text
+
+
+def test_repetitions_that_were_refused_are_said_beside_their_number(results):
+    said = "{few:repetitions:.0f} repetitions"
+    for refused, shown in ((2, "12 (2 of them not answered) repetitions"), (0, "12 repetitions")):
+        counted = {"command": "python -m few", "results": {"repetitions": 12, "refused": refused}}
+        (write.RESULTS / "few.json").write_text(json.dumps(counted))
+        write.record.cache_clear()
+        assert lines(said)[0] == shown
 
 
 def test_a_place_without_a_number_is_named(results):
