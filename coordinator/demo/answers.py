@@ -52,7 +52,7 @@ def write(answers: Mapping[str, DemoAnswer], play: Play, out: Path, aside: Aside
             draw(
                 answer.arms[label],
                 title=f"{answer.title}: {label}",
-                note=answer.question,
+                note=_note(answer.question, answer.arms[label], play.covers),
                 xlabel=f"{unit} (log scale)" if ratio else unit,
                 columns={}
                 if label == REAL
@@ -99,6 +99,11 @@ def _plain(name: str, prices: Prices) -> dict[str, Any]:
     """ε per site, and beside it what it takes as given."""
     numbers = {site: epsilon for site, (epsilon, _) in prices.items()}
     return {name: numbers, f"{name}_given": {site: given for site, (_, given) in prices.items()}}
+
+
+def _note(question: str, result: PooledResult, covers: str) -> str:
+    """The line below the figure of one arm: of a secure sum it says to whom the ε in it holds."""
+    return f"{question}; ε at the plan's δ, {covers}." if result.summed else question
 
 
 def _beside(columns: Sequence[Mapping[str, Mapping[str, str]]]) -> dict[str, dict[str, str]]:

@@ -249,6 +249,7 @@ def consent(
         "keys": keys,
         "compared": list(page.compared),
         "epsilon_uncompared": page.uncompared,
+        "advice": page.advice,
         "sigma": sigma,
         "dry_run": dry_run,
     }
@@ -257,6 +258,7 @@ def consent(
         answer,
         screen.heading(f"{study}: this site's part in the sum", detail),
         *page.sentences,
+        *([page.advice] if dry_run and page.advice else []),
         lambda out: out.print(
             table(
                 ("member", "fingerprint of its key", "compared"),

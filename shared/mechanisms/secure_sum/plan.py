@@ -22,6 +22,7 @@ from shared.mechanisms.secure_sum.price import TrustRow, trust_row, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.mechanisms.secure_sum.vectors import MOST_COEFFICIENTS, VectorBounds, coordinates
+from shared.plans.invitation import is_plain_word
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Event, Gaussian
 from shared.privacy.gaussian import gaussian_epsilon
@@ -142,6 +143,13 @@ class SecureSumPlan(Aggregates):
         members = self.members
         named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
         must(named, "release.members must be a table of sites, each with its key", repr(members)[:60])
+        # As an invitation names a site: another name could look like a second site's line where keys are compared.
+        strange = [site for site in members if not is_plain_word(site)]
+        must(
+            not strange,
+            "release.members must be named by plain words: ASCII letters, digits, - and _, at most 64",
+            ", ".join(map(repr, strange))[:60],
+        )
         # In the order of their names, whatever the order in which they are written: a site is known by its place.
         object.__setattr__(self, "members", {site: members[site].lower() for site in sorted(members)})
         for name in ("epsilon", "units", "reach", "least", "most", "pilot", "level"):

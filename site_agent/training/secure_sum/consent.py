@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.keys import PublicKey
 from shared.errors import IntegrityRefusal, SchemaRefusal, StateRefusal, UsageRefusal
 from shared.mechanisms.secure_sum.sent_look import SentLook, is_within
 from shared.mechanisms.secure_sum.steps import LookOrder, SumStep
@@ -34,6 +35,11 @@ __all__ = ["ConsentPage", "give_consent", "waiting_order"]
 
 DOCUMENT = "sum-consent.json"
 _MOST = 4 << 20
+_COMPARE = (
+    "Before you consent: telephone the hospitals that are not compared, at numbers that neither the coordinator nor "
+    "the study lead gave you, compare the fingerprints with what their own site-agent status shows, and add "
+    "--compared SITE for each."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,7 @@ class ConsentPage:
         uncompared: ε if all other members' keys were the coordinator's own.
         document: canonical JSON of all that is consented to; its SHA-256 stands in the ledger.
         sentences: the same in words.
+        advice: how to compare the keys that were not, before consent is given; empty where all were.
     """
 
     member: SumMember
@@ -55,6 +62,7 @@ class ConsentPage:
     uncompared: float
     document: bytes
     sentences: tuple[str, ...]
+    advice: str
 
 
 def waiting_order(ledger: Ledger, site: str, plan: StudyPlan, compared: Sequence[str] = ()) -> ConsentPage:
@@ -96,7 +104,7 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan, compared: Sequence
         "seen_by": dict(member.release.seen_by(plan)),
     }
     if compared:
-        document["compared"] = sorted({*compared})
+        document["compared"] = {name: PublicKey(member.release.keys[name]).fingerprint for name in sorted({*compared})}
     return ConsentPage(
         member=member,
         asked=said.digest,
@@ -105,14 +113,23 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan, compared: Sequence
         uncompared=uncompared,
         document=canonical_json(document),
         sentences=_sentences(member, order, _of_keys(left, uncompared)),
+        advice=_COMPARE if left else "",
     )
 
 
 def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKey) -> Hold:
     """Note an approver's consent; the document lies beside the release, a copy per person who compared keys.
 
-    Raises: as of `Ledger.consent`.
+    Raises: StateRefusal (a second consent of this person to the same order, whose document would stand in the place of
+    the one that was signed); as of `Ledger.consent`.
     """
+    hold = ledger.hold(page.member.hold.release_id)
+    if hold.consent == page.asked and name in hold.consents:
+        raise StateRefusal(
+            "an approver must consent to an order of the sum once",
+            given=f"{name}, who has",
+            next_step=f"Run site-agent federate {page.member.plan.study}.",
+        )
     file = DOCUMENT.replace(".json", f"-{name}.json") if page.compared else DOCUMENT
     write_whole(ledger.folder(page.member.hold) / file, page.document, "sum.consent")
     return ledger.consent(
@@ -151,9 +168,7 @@ def _of_keys(left: Sequence[str], epsilon: float) -> str:
         return f"{said} You say that you have compared the key of every other hospital with it."
     return (
         f"{said} Not compared: {', '.join(left)}. If these were the coordinator's own, what holds is "
-        f"ε = {shown_epsilon(epsilon)}, though no hospital tells it anything. Telephone them, at numbers that neither "
-        "the coordinator nor the study lead gave you, compare the fingerprints below with what their own site-agent "
-        "status shows, and add --compared SITE for each."
+        f"ε = {shown_epsilon(epsilon)}, though no hospital tells it anything."
     )
 
 

@@ -10,8 +10,8 @@ from stage.mechanisms.sums import hearts
 from stage.plans.plan_text import TOML
 
 from shared.base.canonical import parse_json, sha256_hex
-from shared.base.keys import SigningKey
-from shared.errors import UsageRefusal
+from shared.base.keys import PublicKey, SigningKey
+from shared.errors import PlanRefusal, StateRefusal, UsageRefusal
 from shared.plans.plan import StudyPlan
 from shared.privacy.stated import shown_epsilon
 from site_agent.training.secure_sum.consent import give_consent, waiting_order
@@ -52,6 +52,15 @@ def test_a_key_that_this_site_has_no_more_is_not_left_to_be_compared_by_telephon
     assert all("compare it" in line for line in marks.values())
 
 
+@pytest.mark.parametrize("name", ["a site\neast   deea 9e7b   compared", "east ", "е" + "ast", "x" * 65, ""])
+def test_no_member_has_a_name_that_reads_as_another_hospitals_line(name):
+    members = {f"hospital-{k}": SigningKey.generate().public.hex for k in range(5)}
+    plan = StudyPlan.from_toml(hearts(members, epsilon=1.0, budget=1.2)).to_canonical()
+    plan["release"]["members"] = {**plan["release"]["members"], name: SigningKey.generate().public.hex}
+    with pytest.raises(PlanRefusal, match="plain words"):
+        StudyPlan.from_canonical(plan)
+
+
 def test_a_plan_without_a_sum_rests_on_nobodys_key(hospital):
     hospital.joined().publish(StudyPlan.from_toml(TOML))
     hospital("plan", "fetch", "mini")
@@ -68,6 +77,11 @@ def test_a_consent_says_what_holds_if_the_keys_not_compared_are_the_coordinators
         for compared in ((), ("east", "mid"), ("east", "mid", "south", "west")):
             pages.append(waiting_order(north.ledger, "north", stage.plan, compared))
         give_consent(north.ledger, pages[1], name="steward", key=north.keys.steward)
+        for again in pages:  # another document would lie there, signed by nobody
+            with pytest.raises(StateRefusal, match="once"):
+                give_consent(north.ledger, again, name="steward", key=north.keys.steward)
+        kept = {path.name for path in north.ledger.folder(north.hold).glob("sum-consent*")}
+        assert kept == {"sum-consent-steward.json"}
 
     north.consent = consents
     stage.whole()
@@ -75,14 +89,16 @@ def test_a_consent_says_what_holds_if_the_keys_not_compared_are_the_coordinators
     rows = list(release.seen_by(stage.plan).values())
     assert (nobody.uncompared, all_others.uncompared) == (rows[-1], rows[0])
     assert rows[0] < two.uncompared == release.seen_with(stage.plan, 2) <= rows[-1]
-    [said] = [line for line in two.sentences if "--compared SITE" in line]
+    [said] = [line for line in two.sentences if "Not compared" in line]
     assert "Not compared: south, west. If these were the coordinator's own, what holds is" in said
     assert f"ε = {shown_epsilon(two.uncompared)}, though no hospital tells it anything" in said
-    assert not any("--compared SITE" in line for line in all_others.sentences)
+    assert "--compared SITE" in two.advice
+    assert (all_others.advice, any("Not compared" in line for line in all_others.sentences)) == ("", False)
     # What the approver said is theirs alone: in the document that their signature in the ledger names.
     [consented] = [entry for entry in north.ledger.entries() if entry.kind == "sum_consented"]
     kept = (north.ledger.folder(north.hold) / "sum-consent-steward.json").read_bytes()
     assert sha256_hex(kept) == consented.body["document_sha256"]
-    assert parse_json(kept)["compared"] == ["east", "mid"]
+    keys = {name: PublicKey(release.keys[name]).fingerprint for name in ("east", "mid")}
+    assert parse_json(kept)["compared"] == keys
     assert "compared" not in parse_json(nobody.document)
     assert set(NAMES) == set(release.keys)

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from coordinator.analyst.show import pooled_text, terms_table
 from coordinator.analyst.shown import pooled_line
 from coordinator.answers.queries import ask
 from coordinator.answers.release_selection import holding
-from coordinator.demo.answers import summed
+from coordinator.demo.answers import _note, summed
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import STUDIES, DemoOptions
 from coordinator.figures.forest import describe, forest_table
@@ -333,6 +334,8 @@ def test_the_demo_s_plan_of_a_sum_names_who_joined_and_costs_what_was_asked_for(
         play.covers
     )
     assert all(f"{who}: ε {shown_epsilon(row)}" in play.note for who, row in plan.release.seen_by(plan).items())
+    assert f"is {shown_epsilon(worst)} to {everybody}" in _note("asked", SimpleNamespace(summed=plan), play.covers)
+    assert _note("asked", SimpleNamespace(summed=None), play.covers) == "asked"
     assert cost(plan).waves[0].affordable
     # It answers the very question of the demo's other plans.
     shipped = StudyPlan.from_toml((STUDIES / "cohorts.toml").read_text())
