@@ -22,7 +22,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -145,12 +145,14 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
 
     app = reached(app, arguments)
     try:
-        return (_run_for_a_program if "--json" in arguments else _run)(app, name, arguments)
-    except BrokenPipeError:  # as a refusal was shown
-        from click.utils import PacifyFlushWrapper
-
-        for stream in ("stdout", "stderr"):
-            setattr(sys, stream, PacifyFlushWrapper(getattr(sys, stream)))
+        code = (_run_for_a_program if "--json" in arguments else _run)(app, name, arguments)
+        sys.stdout.flush()  # here, where it can be told: at the interpreter's end a broken pipe is an error of its own
+        sys.stderr.flush()
+        return code
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # what is still buffered goes nowhere, without a word
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return UNREAD
 
 

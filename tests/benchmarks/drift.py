@@ -98,6 +98,8 @@ def shown() -> dict[tuple[str, str], dict[str, str]]:
         section = _Read()
         section.lines(template.read_text(encoding="utf-8"))
         for file, place, form in section.shown:
+            if form.startswith("?"):  # a word on a target that the figure beside it reaches or not
+                continue
             out[file, place][template.relative_to(write.HERE).as_posix()] = form
     return out
 

@@ -20,6 +20,7 @@ TRAINING = "test_federating.py::test_a_site_killed_anywhere_answers_with_the_sam
 ROUNDS = "test_federating.py::test_real_processes_killed_with_9_in_the_middle_still_train_one_flow"
 GIVEN = "test_summing.py::test_a_site_that_is_killed_is_a_drop_out_charged_and_the_sum_is_that_of_the_others"
 CONSENTED = "test_summing.py::test_a_site_killed_before_it_offers_keys_is_in_the_sum_when_it_begins_anew"
+PASSED_BY = "test_summing.py::test_a_site_killed_while_it_notes_that_a_sum_went_on_without_it_hears_it_again"
 SUMMED = "test_summing.py::test_a_coordinator_killed_at_any_step_goes_on_and_opens_one_sum"
 INGEST = "test_collect.py::test_a_server_killed_at_any_step_ends_with_one_acceptance_when_the_site_asks_again"
 WITHDRAWAL = "test_withdrawal.py::test_a_coordinator_killed_at_any_step_of_a_withdrawal_ends_with_it_done"
@@ -69,6 +70,7 @@ KILLED = {
         "egress.*": RELEASES,
         "sum.order.*": CONSENTED,
         "sum.consent.*": CONSENTED,
+        "sum.passed.*": PASSED_BY,
         "sum.*": GIVEN,
         "federate.*": TRAINING,  # one thread, by an exception that no handler knows; some with SIGKILL in the soak
         "keys.made": ROTATION,

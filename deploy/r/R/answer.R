@@ -235,7 +235,7 @@ tidy.tributary_answer <- function(x, conf.int = TRUE, exponentiate = FALSE, incl
   terms <- lapply(document$table, function(one) {
     beta <- value_or(one$beta)
     ends <- c(there(value_or(one$ci_lb)), there(value_or(one$ci_ub)))
-    statistic <- beta / value_or(one$se)
+    statistic <- if (is.null(one$pval)) NA_real_ else beta / value_or(one$se)
     if (identical(one$term, document$term)) {
       ends <- c(figures_of(document)$ci_lb, figures_of(document)$ci_ub)
       statistic <- value_or(figures_of(document)$zval)

@@ -19,6 +19,7 @@ from shared.errors import NetworkRefusal, StateRefusal
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.privacy import accountant as privacy
 from shared.releases.receipt import planned_event
+from site_agent.training.secure_sum.member import PASSED
 
 __all__ = ["stage"]  # the fixture
 
@@ -154,6 +155,30 @@ def test_a_site_killed_before_it_offers_keys_is_in_the_sum_when_it_begins_anew(s
     assert len(opened.parts) == 5
     require_true(stage, opened)
     assert victim.answered == list(SumStep)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before_rename",
+        "after_rename",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("before_write", "before_fsync", "after_fsync")),
+    ],
+)
+def test_a_site_killed_while_it_notes_that_a_sum_went_on_without_it_hears_it_again(stage, monkeypatch, moment):
+    victim = stage.hospitals["north"]
+    dying(monkeypatch, lambda: victim.thread, "sum.witnessed", 1)
+    stage.whole(gone=["north"])
+    monkeypatch.undo()
+    victim.ledger.recover()
+    with monkeypatch.context() as killed:
+        dying(killed, threading.current_thread, f"sum.passed.{moment}")
+        with pytest.raises(Dies):
+            victim.give(wait=0)
+    with pytest.raises(StateRefusal, match="with which the sum goes on"):
+        victim.give(wait=0)
+    assert (victim.ledger.folder(victim.hold) / PASSED).read_bytes()
+    assert victim.ledger.verify()
 
 
 def test_a_process_that_begins_anew_between_keys_and_mask_sends_what_was_sealed_and_says_that_it_is_lost(
