@@ -426,7 +426,8 @@ def together(
                 reason = row.reason or f"the term is in {len(same)} of {DRAWS} synthetic tables only"
                 out[site].append(replace(own, yi=None, vi_sampling=None, vi_privacy=0.0, reason=reason))
                 continue
-            by, patients = float(move.g @ gap), naive * len(tables[0]) / n
+            fewer = len(tables[0]) / n  # times the rows that this site has
+            by, patients = float(move.g @ gap), naive * fewer
             seen = max(float(move.g @ scatter @ move.g) - move.persons / n, 0.0)
             sampling, privacy = patients + move.drawing, seen + (step.straight * (by - move.by)) ** 2
             warnings = ["Of how three or more columns depend together, only a small error is in the interval."]
@@ -438,12 +439,13 @@ def together(
                     vi_privacy=privacy,
                     vi_common=lacking,
                     vi_naive=patients,
+                    vi_sandwich=None if own.vi_sandwich is None else own.vi_sandwich * fewer,
                     how=f"{DRAWS} synthetic tables of all sites' lines and one step to the site's; noise seen",
                     warnings=(*warnings, *hidden(move.drowned, sampling + privacy + lacking)),
                     correlations={},
-                    n=round(own.n * n / len(tables[0])),
-                    n_missing=round(own.n_missing * n / len(tables[0])),
-                    n_outside=round(own.n_outside * n / len(tables[0])),
+                    n=round(own.n / fewer),
+                    n_missing=round(own.n_missing / fewer),
+                    n_outside=round(own.n_outside / fewer),
                 )
             )
     return out

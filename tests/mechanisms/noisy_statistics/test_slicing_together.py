@@ -85,6 +85,8 @@ def test_what_the_model_may_lack_is_common_and_each_site_is_named(plan):
     assert rows[0].vi_common > 0
     assert pool_estimates(rows).shared >= rows[0].vi_common * 0.99
     assert all(0 < row.vi_naive <= row.vi_sampling for row in rows)
+    # Both variances of a logistic model's rows are of so many rows as the site has: together they say if it holds.
+    assert all(row.vi_sandwich == pytest.approx(row.vi_naive, rel=0.2) for row in rows)
     assert {row.n for row in rows} == {N}
     assert len({row.yi for row in rows}) == SITES
 
