@@ -80,7 +80,7 @@ def lead(stage: Theatre, failpoint: str = "", minutes: float = 5.0):
 
 
 PAGE = {"study", "release_id", "asked", "consents", "needed", "sentences", "sigma", "dry_run"}
-PAGE |= {"keys", "compared", "epsilon_uncompared"}
+PAGE |= {"keys", "compared", "advice", "epsilon_uncompared"}
 
 
 def consent(stage: Theatre, site: str, *, unattended: bool = False) -> dict:
