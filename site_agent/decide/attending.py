@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from site_agent.egress import Egress
     from site_agent.ledger.book import Hold
     from site_agent.release.site import WorkingSite
+    from site_agent.training.rounds import Participant
 
 from site_agent.decide.waves import due
 
@@ -478,14 +479,7 @@ class AgentRound:
             known = len(began)
             with self.desk.egress() as egress:
                 rounds.take_part(
-                    rounds.Participant(
-                        plan=plan,
-                        source=self.desk.config.source(plan.study),
-                        site=self.site(egress),
-                        door=egress,
-                        today=self.now.today,
-                        locked=self.desk.locked,
-                    ),
+                    self._participant(plan, egress),
                     home=self.desk.home,
                     wait=min(PATIENCE, max(0.0, limit - time.monotonic())) if began else 0.0,
                     progress=progress,
@@ -494,9 +488,21 @@ class AgentRound:
             if len(began) == known or time.monotonic() >= limit or ended(self.desk.ledger, plan):
                 return
 
+    def _participant(self, plan: StudyPlan, egress: Egress) -> Participant:
+        """This site in what several sites do together under a plan, while a connection is open."""
+        from site_agent.training.rounds import Participant
+
+        return Participant(
+            plan=plan,
+            source=self.desk.config.source(plan.study),
+            site=self.site(egress),
+            door=egress,
+            today=self.now.today,
+            locked=self.desk.locked,
+        )
+
     def _give(self, plan: StudyPlan) -> None:
         """Answer what a sum asks; from the offer of its keys this process stays until it has given all, or is lost."""
-        from site_agent.training.rounds import Participant
         from site_agent.training.secure_sum.giving import give
         from site_agent.training.secure_sum.member import awaited
 
@@ -512,16 +518,8 @@ class AgentRound:
             self._report(plan.study, f"sum {what}", detail=detail)
 
         with self.desk.egress() as egress:
-            own = Participant(
-                plan=plan,
-                source=self.desk.config.source(plan.study),
-                site=self.site(egress),
-                door=egress,
-                today=self.now.today,
-                locked=self.desk.locked,
-            )
             try:
-                give(own, progress=progress)
+                give(self._participant(plan, egress), progress=progress)
             except StateRefusal as refusal:
                 if refusal.must != PASSED_BY:
                     raise
