@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +17,13 @@ from shared.errors import (
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
 from site_agent.decide import reconciliation
-from site_agent.decide.plan_facts import burnt_numbers, due_numbers
+from site_agent.decide.plan_facts import burnt_numbers, charged, due_numbers
 from site_agent.desk import Desk, agent_now, agent_version, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.plans.plan import StudyPlan
 
 __all__ = ["doctor", "init", "join", "passphrase", "status"]
 
@@ -162,12 +164,12 @@ def status(desk: Desk) -> VerbAnswer:
         studies.append(row)
         steps += [step] if step else []
     known = [row["study"] for row in studies if row["plan"]]
-    asked_for, found, heard = _reminders_and_differences(desk, known) if joined else ([], (), False)
-    if not heard:
-        found = reconciliation.noted(desk)
+    account = _account(desk, known) if joined else _Standing()
+    found = account.differing if account.heard else reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     life = certificate_life(config, utc_now())
-    steps = _pressing(desk, steps, differing=bool(found), over=life is not None and life.state == "over")
+    over = life is not None and life.state == "over"
+    steps = _pressing(desk, steps, differing=bool(found), over=over, forgotten=account.forgotten)
     answer = {
         "site": config.site,
         "certificate": None if life is None else life.facts,
@@ -176,9 +178,11 @@ def status(desk: Desk) -> VerbAnswer:
         "fingerprint": desk.release_key.public.fingerprint,
         "joined": joined,
         "paused": desk.paused,
+        "forgotten": account.forgotten if account.heard else None,
+        "unallowed": account.unallowed,
         "studies": studies,
         "outbox": len(waiting),
-        "reminders": asked_for if heard else None,
+        "reminders": account.reminders if account.heard else None,
         "discrepancies": [asdict(one) for one in found],
         "log": reconciliation.last_look(desk) or None,
         "next": steps[:1],
@@ -214,11 +218,25 @@ def status(desk: Desk) -> VerbAnswer:
                 screens.note(
                     out, f"{row['study']}, wave {number}: its draw is burnt. Nothing was sent; the charge stays."
                 )
-        for one in asked_for:
+            if row.get("over_budget"):
+                screens.note(
+                    out,
+                    f"{row['study']}, wave {row['due'][0]}: what was counted as spent after the restore leaves no room "
+                    "for it in the plan's ε. It is refused until the study lead signs a plan with more.",
+                )
+        if account.unallowed:
+            screens.note(
+                out,
+                f"The study lead has not allowed the restored ledger yet (coordinator reanchor {config.site} "
+                f'--fingerprint "{account.unallowed}"). Until then nothing is released.',
+            )
+        elif account.forgotten:
+            screens.note(out, "The coordinator has witnessed entries that this ledger lacks. Nothing is released.")
+        for one in account.reminders:
             screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
         if found:
             screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
-        if joined and not heard:
+        if joined and not account.heard:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
@@ -249,6 +267,7 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         plan = desk.plans.plan(study)
         row["plan"] = plan.version
         row["due"], row["burnt"] = due_numbers(desk, plan, day), burnt_numbers(desk, plan, day)
+        row["over_budget"] = _over_budget(desk, plan, day, row["due"])
         desk.plans.approved(study, agent_now())
         row["approved"] = True
         if plan.release.follow:
@@ -261,6 +280,7 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
         (row["plan"] is None, f"site-agent plan fetch {study}"),
         (not row["table"], f"site-agent data add FILE --as {study}"),
         (not row["approved"], f"site-agent plan show {study}"),
+        (row.get("over_budget", False), f"site-agent budget {study}"),
         (bool(row["due"]), f"site-agent release {study} --wave {next(iter(row['due']), 0)}"),
         (bool(row["burnt"]), f"site-agent waves {study}"),
         (row.get("sum", False), f"site-agent federate {study}"),
@@ -268,13 +288,25 @@ def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tu
     return row, next((step for asked, step in steps if asked), "")
 
 
-def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> list[str]:
+def _over_budget(desk: Desk, plan: StudyPlan, day: dt.date, due: list[int]) -> bool:
+    """True if what a recovery counted as spent leaves no room for the wave that is due.
+
+    Where nothing was counted so, the plan's approval has shown what its waves add up to.
+    """
+    if not due or not desk.ledger.recoveries():
+        return False
+    found = charged(desk, plan, day)
+    return due[0] in found["to_come"] and due[0] > (found["last_affordable"] or 0)
+
+
+def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool, forgotten: bool) -> list[str]:
     """Commands to run next, the most urgent first.
 
     Args:
         steps: commands found before: to join, and the next one of each study.
         differing: the coordinator's account differs from this site's.
         over: the certificate has expired.
+        forgotten: the coordinator has witnessed what this ledger lacks.
     """
     from site_agent.ledger.files import RESTORED
 
@@ -286,28 +318,42 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool) -> l
             steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")
     if differing:
         steps.insert(0, "site-agent resend")
-    if (desk.home / RESTORED).exists():
+    if forgotten or (desk.home / RESTORED).exists():
         steps.insert(0, "site-agent ledger recover")
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
     return ["site-agent renew --late --out FILE", *steps] if over else steps
 
 
-def _reminders_and_differences(
-    desk: Desk, studies: list[str]
-) -> tuple[list[dict[str, Any]], tuple[reconciliation.Discrepancy, ...], bool]:
-    """Reminders of the study lead, differences between the coordinator and the ledger, and True if it answered.
+@dataclass(frozen=True, kw_only=True)
+class _Standing:
+    """What the coordinator holds of this site, as it said now.
 
-    A call waits for `ASKING_SECONDS` at most.
+    Args:
+        heard: it answered. reminders: of the study lead. differing: where this site's ledger says otherwise.
+        forgotten: it has witnessed a head that this ledger lacks: an old copy.
+        unallowed: fingerprint of the head after what is lacking was counted, until the lead has allowed it.
     """
-    found: list[dict[str, Any]] = []
-    differing: list[reconciliation.Discrepancy] = []
+
+    heard: bool = False
+    reminders: tuple[dict[str, Any], ...] = ()
+    differing: tuple[reconciliation.Discrepancy, ...] = ()
+    forgotten: bool = False
+    unallowed: str = ""
+
+
+def _account(desk: Desk, studies: list[str]) -> _Standing:
+    """The coordinator's answer about these studies; a call waits for `ASKING_SECONDS` at most."""
+    said = _Standing()
     try:
         with desk.egress(timeout=ASKING_SECONDS) as egress:
             for study in studies:
                 answer = egress.holdings(study)
-                found += [{"study": study, "wave": one.wave, "day": one.day} for one in answer.reminders]
-                differing += reconciliation.compare(desk, study, answer)
+                found = tuple({"study": study, "wave": one.wave, "day": one.day} for one in answer.reminders)
+                differing = (*said.differing, *reconciliation.compare(desk, study, answer))
+                said = replace(said, reminders=(*said.reminders, *found), differing=differing)
+                if answer.anchored is not None and not desk.ledger.holds_head(answer.anchored):
+                    said = replace(said, forgotten=True, unallowed=desk.ledger.recovered(answer.anchored))
     except Refusal:
-        return found, tuple(differing), False
-    return found, tuple(differing), True
+        return said
+    return replace(said, heard=True)

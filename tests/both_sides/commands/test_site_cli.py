@@ -615,9 +615,10 @@ def test_every_reading_command_answers_a_person_and_a_program(ready):
     assert ready.json("history") == before, "reading changes nothing"
 
 
-def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table):
+@pytest.mark.parametrize("cap", [5000.0, 1000.0])
+def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it(hospital, plan, table, cap):
     waves = tuple(replace(plan.waves[0], number=number) for number in range(1, 5))
-    many = replace(plan, waves=waves, budget=Budget(epsilon=5000.0), returning="refresh")
+    many = replace(plan, waves=waves, budget=Budget(epsilon=cap), returning="refresh")
     ready = hospital.joined().approved(many).with_table(table)
     ready("release", "mini", "--wave", "1")
     shutil.copytree(ready.home, ready.folder / "backup")
@@ -642,12 +643,24 @@ def test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lea
     assert counted["fingerprint"] in ready("ledger", "recover")
     assert ready.json("ledger", "recover")["fingerprint"] == counted["fingerprint"], "counted once"
     assert ready.json("budget")["totals"][0]["epsilon"] >= before
-    ready.refused("release", "mini", "--wave", "2", expect=30)
+    over = cap == 1000.0  # room for both waves, and not for what the lost entries may have held beside them
+    ready.refused("release", "mini", "--wave", "2", expect=11 if over else 30)
+    status = ready.json("status")
+    assert (status["next"], status["unallowed"]) == (["site-agent ledger recover"], counted["fingerprint"])
+    assert "has not allowed" in ready("status")
 
     ready.hub.allowed = counted["fingerprint"]
     assert ready.json("ledger", "recover")["state"] == "done"
+    status = ready.json("status")
+    assert (status["unallowed"], status["forgotten"]) == ("", False)
     assert ready.json("ledger", "recover")["state"] == "whole"
-    ready("release", "mini", "--wave", "2")
+    if over:
+        assert status["next"] == ["site-agent budget mini"]
+        assert "leaves no room" in ready("status")
+        assert ready.refused("release", "mini", "--wave", "2", expect=11)["code"] == "E_BUDGET"
+    else:
+        assert status["next"] == ["site-agent release mini --wave 2"]
+        ready("release", "mini", "--wave", "2")
 
 
 def test_a_plan_version_is_remembered_when_its_files_are_gone(hospital, plan):
