@@ -208,7 +208,9 @@ class Result(Shown):
     def by(self, column: str) -> LevelAnswers:
         """The same question of the rows of each level of a column, and whether the levels differ.
 
-        Each level is a question of its own, and stands in the study's record.
+        Each level is a question of its own, and stands in the study's record. Cochran's Q between them takes their
+        answers as independent: what a hospital's levels have in common, and releases' errors that they share, are not
+        taken off, so that where hospitals differ it tells a difference less readily than the interaction in a model.
 
         Args:
             column: a column of the dictionary that has levels.
@@ -248,9 +250,8 @@ class Result(Shown):
         if len(there) > 1:
             mean = sum(w * row["beta"] for w, row in zip(weights, there, strict=True)) / sum(weights)
             q = sum(w * (row["beta"] - mean) ** 2 for w, row in zip(weights, there, strict=True))
-            title += (
-                f": levels differ by Q {q:.2f} on {len(there) - 1} df, p {p_shown(float(chdtrc(len(there) - 1, q)))}"
-            )
+            df = len(there) - 1
+            title += f": levels differ by Q {q:.2f} on {df} df, p {p_shown(float(chdtrc(df, q)))}, taken as independent"
         effect, level = str(self.document.get("effect", "")), float(self.document["level"])
         return LevelAnswers(title, rows, {"column": column, "rows": rows}, effect=effect, level=level)
 

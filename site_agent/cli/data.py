@@ -256,7 +256,7 @@ def _suggested(
     from site_agent.records.mapping import document, suggesting
 
     found = suggesting.proposed(_shown(source, dictionary), dictionary, source.columns, source.ignore)
-    text = document.text(found.mapped)
+    text = document.text(found.mapped, found.open)
     if out is not None and not dry_run:
         if out.exists():
             raise StateRefusal("the file must be new", given=f"{out}", next_step="Choose another --out.")
@@ -268,8 +268,6 @@ def _suggested(
 
         screens.heading(console, f"A mapping of {source.path.name}", "proposed, not kept")
         console.print(text, markup=False, highlight=False)
-        for name, question in found.open.items():
-            screens.note(console, f"{name}: {question}")
         place = out or "FILE"
         screens.next_step(console, f"edit {place}, then site-agent data map {study} --file {place}")
 

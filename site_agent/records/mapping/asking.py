@@ -17,7 +17,7 @@ from site_agent.records.mapping.declared import DateForm, FollowUp, Recoding, St
 from site_agent.records.mapping.evaluating import blank
 from site_agent.records.mapping.formulas import SPANS, columns_of, parsed
 from site_agent.records.mapping.recoding import recoded
-from site_agent.records.mapping.suggesting import analyte_of, date_forms, no_dates, proposed, recoding_of
+from site_agent.records.mapping.suggesting import analyte_of, date_forms, no_dates, proposed, recoding_of, strays
 from site_agent.records.mapping.units import conversion, known_spelling
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class _Guide:
                 if text:
                     editing.values({column.name: how}, self.dictionary, [], [f"{column.name}:{text}"], [], {})
 
-            self.say(f"{column.name}: {rows} rows hold {different} values that are not {which}.")
+            self.say(f"{column.name}: {strays(rows, different)} not {which}.")
             text = self.prompt("VALUE=LEVEL, VALUE= for one that is missing; nothing leaves them", "", check=level)
             if not text:
                 break

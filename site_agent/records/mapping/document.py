@@ -6,6 +6,7 @@ from telling what the mapping says: the words that it recodes were seen among th
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,14 +27,17 @@ _STEP = "Correct the file, or write it anew: site-agent data map STUDY --suggest
 _KEYS = {"format", "salt", "ignore", "columns", "values", "dates", "persons", "derive", "follow_up"}
 
 
-def text(mapped: Mapping[str, Any]) -> str:
+def text(mapped: Mapping[str, Any], unanswered: Mapping[str, str] | None = None) -> str:
     """The file of what is mapped.
 
     Args:
-        mapped: of `MAPPED`, those that are there.
+        mapped: of `MAPPED`, those that are there. unanswered: questions that stand above it as comments, by column.
     """
     steps: Steps = mapped.get("steps") or Steps()
     lines = ["# How this hospital's extract becomes the study's table. `site-agent data map` rewrites it."]
+    if unanswered:
+        lines += ["#", "# Only you can say:"]
+        lines += [line for name, question in unanswered.items() for line in _comment(f"{name}: {question}")]
     lines += [f"format = {quoted(FORMAT)}"]
     if mapped.get("salt"):
         lines += [f"salt = {quoted(mapped['salt'])}        # so that the hash of this file tells nothing of it"]
@@ -114,6 +118,12 @@ def from_plain(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
+def _comment(said: str) -> list[str]:
+    """Lines of a comment; a file's column may have any name, with a line's end in it."""
+    printed = "".join(char if char.isprintable() else " " for char in said)
+    return textwrap.wrap(printed, 95, initial_indent="#   ", subsequent_indent="#     ", break_on_hyphens=False)
+
+
 def _list(values: Any) -> str:
     return f"[{', '.join(map(_value, values))}]"
 

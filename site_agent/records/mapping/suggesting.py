@@ -25,7 +25,7 @@ from site_agent.records.mapping.units import conversion, known, known_spelling
 if TYPE_CHECKING:
     from shared.plans.dictionary import Column, Dictionary
 
-__all__ = ["Proposal", "analyte_of", "date_forms", "no_dates", "proposed", "recoding_of", "suggestions"]
+__all__ = ["Proposal", "analyte_of", "date_forms", "no_dates", "proposed", "recoding_of", "strays", "suggestions"]
 
 FORMS = ("iso", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y %H:%M")
 # 8507 and 8532 are OMOP's concepts of male and female.
@@ -229,7 +229,9 @@ def recoding_of(values: pd.Series, name: str, column: Column) -> tuple[Recoding,
         if read.notna().all():
             decimal = ","
         else:
-            question = f"{int(read.isna().sum())} rows hold no number: what do they say? (--level {column.name}:VALUE=)"
+            lost = int(read.isna().sum())
+            which = "1 row holds no number: what does it" if lost == 1 else f"{lost} rows hold no number: what do they"
+            question = f"{which} say? (--level {column.name}:VALUE=)"
     unit, analyte = _unit(name, column)
     return Recoding(decimal=decimal, levels=missing, unit=unit, analyte=analyte), question
 
@@ -244,6 +246,16 @@ def analyte_of(unit: str, name: str, column: Column) -> str | None:
             continue
         return analyte
     return None
+
+
+def strays(rows: int, values: int) -> str:
+    """How many rows hold values that are not what they should be, as a sentence begins.
+
+    >>> strays(1, 1), strays(12, 2)
+    ('1 row holds a value that is', '12 rows hold 2 values that are')
+    """
+    which = "a value that is" if values == 1 else f"{values} values that are"
+    return f"{rows} row{'s hold' if rows > 1 else ' holds'} {which}"
 
 
 # -- inside -----------------------------------------------------------------------------------------------------
@@ -277,7 +289,7 @@ def _levels(text: pd.Series, column: Column) -> tuple[Recoding, str]:
     left = [word for word in stray if word not in said and not _is_level(word, column)]
     rows = int(text.isin(left).sum())
     question = (
-        f"{rows} rows hold {len(left)} values that are none of {', '.join(sorted(levels))}: which is which? "
+        f"{strays(rows, len(left))} none of {', '.join(sorted(levels))}: which is which? "
         f"(--level {column.name}:VALUE=LEVEL)"
         if left
         else ""
