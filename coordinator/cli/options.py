@@ -15,7 +15,7 @@ import typer
 from coordinator.config import HOME_VARIABLE, CoordinatorConfig, default_home
 from shared.base.clock import utc_now
 from shared.errors import PlanRefusal, StateRefusal
-from shared.terminal import VerbAnswer, application, command
+from shared.terminal import VerbAnswer, application, command, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -223,7 +223,7 @@ def show_facts(out: Console, *facts: tuple[str, str]) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for label, value in facts:
-        grid.add_row(f"  {label}", Text(value))
+        grid.add_row(f"  {label}", Text(one_line(value)))
     out.print(grid)
 
 
@@ -239,7 +239,7 @@ def show_sentences(out: Console, title: str, sentences: Sequence[str], style: st
 
     grid = Table.grid(padding=(0, 1))
     for sentence in sentences:
-        grid.add_row("  ·", Text(sentence))
+        grid.add_row("  ·", Text(one_line(sentence)))
     out.print()
     out.print(title, style=style)
     out.print(grid)

@@ -28,7 +28,7 @@ from coordinator.cli.options import (
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from shared.errors import ParameterError, PlanRefusal, PlanRollback, Refusal, StateRefusal
 from shared.privacy.stated import shown_column, shown_delta, shown_epsilon, shown_price, shown_room
-from shared.terminal import VerbAnswer, checklist, plain, table, tabled
+from shared.terminal import VerbAnswer, checklist, one_line, plain, table, tabled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -403,8 +403,8 @@ def plan_show(
     answer = {"hash": plan.hash, "plan": plan.to_canonical(), "covered": covered, "not_covered": not_covered}
 
     def show(out: Console) -> None:
-        out.print(f"{plan.title}", style="bold")
-        out.print(plan.purpose)
+        out.print(one_line(plan.title), style="bold")
+        out.print(one_line(plan.purpose))
         show_facts(
             out,
             ("study", f"{plan.study}, version {plan.version}, expires {plan.expires}"),

@@ -51,6 +51,7 @@ __all__ = [
     "console",
     "emit",
     "number",
+    "one_line",
     "p_shown",
     "plain",
     "proven",
@@ -65,6 +66,7 @@ __all__ = [
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_BREAKS = re.compile("[\t\n\x0b-\r\x1c-\x1e\x85\u2028\u2029]+")
 FORMULA = re.compile(
     r"(?s)^(?=[\t\r\n])|(?:^|[;\t\r\n])(?=[=@＝＠]|[-+－＋](?:.*[|!=＝]|(?:.*[-+*/^&(,;:%<>{@])?\s*[^\W\d][\w.]*\s*\())"
 )
@@ -97,6 +99,15 @@ def inert(value: Any) -> Any:
         return value
     letters = _COMMANDS.sub("", value)
     return type(value)(letters) if hasattr(value, "__html__") else letters
+
+
+def one_line(value: Any) -> str:
+    """A value as text that ends no line: a text of others cannot look like further lines of ours.
+
+    >>> one_line("Blood pressure\\n\\nmember   fingerprint")
+    'Blood pressure member   fingerprint'
+    """
+    return _BREAKS.sub(" ", str(value))
 
 
 def application(help_text: str, *, bare: bool = False) -> typer.Typer:
@@ -484,7 +495,7 @@ def table(
 
     Args:
         columns: headers.
-        rows: cells; a rich `Text` keeps its style, everything else is written as text.
+        rows: cells; a rich `Text` keeps its style and its lines, everything else is written as text in one.
         right: headers of the columns that hold numbers.
         title: one line above, left.
     """
@@ -495,7 +506,8 @@ def table(
 
     numeric = set(right)
     lines = [
-        [cell if isinstance(cell, Text) else Text("–" if cell is None else str(cell)) for cell in row] for row in rows
+        [cell if isinstance(cell, Text) else Text("–" if cell is None else one_line(cell)) for cell in row]
+        for row in rows
     ]
     widths = [max([len(name), *(len(line[k]) for line in lines if k < len(line))]) for k, name in enumerate(columns)]
     words = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from shared.mechanisms.secure_sum.steps import SumStep
     from shared.plans.plan import StudyPlan
+    from shared.terminal import Part
     from site_agent.desk import Desk
+    from site_agent.training.secure_sum.consent import ConsentPage
 
 __all__ = ["consent", "federate"]
 
@@ -130,7 +132,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         if (what, step.title) not in done:
             done.append((what, step.title))
             if not quiet:
-                asks = f" (site-agent consent {plan.study} --as NAME)" if what == "waits for consent" else ""
+                asks = f" ({_consenting(plan.study)})" if what == "waits for consent" else ""
                 line = f"step {step.value} of {plan.release.follow}, {step.title}: {what}{asks}"
                 console(stderr=True).print(line, soft_wrap=True)
 
@@ -154,7 +156,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
             )
     own = part_in_sum(desk.ledger, plan)
     detail = "dry run: nothing asked or given" if dry_run else own.state
-    step = f"site-agent consent {plan.study} --as NAME" if own.waits else f"site-agent federate {plan.study} --wait 60"
+    step = _consenting(plan.study) if own.waits else f"site-agent federate {plan.study} --wait 60"
     return VerbAnswer(
         {**plain(asdict(own)), "done": done, "dry_run": dry_run},
         screen.heading(f"{plan.study}: a sum of all sites", detail),
@@ -169,6 +171,11 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         *([_NOT_ASKED] if not (done or own.finished or dry_run) else []),
         screen.next_step("site-agent budget" if own.finished else step),
     )
+
+
+def _consenting(study: str) -> str:
+    """The command by which an approver reads what a sum asks; it names the one that agrees to it."""
+    return f"site-agent consent {study} --as NAME --dry-run"
 
 
 @contextmanager
@@ -217,11 +224,12 @@ def consent(
         list[str] | None,
         typer.Option("--compared", metavar="SITE", help="A hospital with which you compared its key; repeat."),
     ] = None,
+    json: Json = False,
     dry_run: Dry = False,
 ) -> VerbAnswer:
     """Agree that this site gives its part in the secure sum, as the coordinator asks for it; --dry-run shows it."""
     from shared.base.keys import PublicKey
-    from shared.terminal import table
+    from shared.terminal import console
     from site_agent.decide.airlock import signing
     from site_agent.training.secure_sum import consent as consenting
 
@@ -229,16 +237,18 @@ def consent(
     plan, _ = desk.plans.approved(study, agent_now())
     page = consenting.waiting_order(desk.ledger, desk.config.site, plan, compared or ())
     hold = page.member.hold
+    keys = {site: PublicKey(key).fingerprint for site, key in plan.release.keys.items()}
+    marks = {desk.config.site: "this site's", **dict.fromkeys(page.compared, "compared")}
+    shown = _before_consent(page, [(site, mark, marks.get(site, "no")) for site, mark in keys.items()])
     if not dry_run:
         desk.require_running()
+        if not json:  # before the key is opened: whoever reads it may still stop
+            VerbAnswer({}, screen.heading(f"{study}: this site's part in the sum"), *shown).show(console(stderr=True))
         beside = hold.consents if hold.consent == page.asked else ()
         key = signing.Approver.at(desk, name, beside=beside).key(desk)
         with _locked(desk):
             hold = consenting.give_consent(desk.ledger, page, name=name, key=key)
     given = hold.consents if hold.consent == page.asked else ()
-    sigma = page.member.terms.sigma
-    keys = {site: PublicKey(key).fingerprint for site, key in plan.release.keys.items()}
-    marks = {desk.config.site: "this site's", **dict.fromkeys(page.compared, "compared")}
     answer: dict[str, Any] = {
         "study": study,
         "release_id": hold.release_id,
@@ -250,28 +260,31 @@ def consent(
         "compared": list(page.compared),
         "epsilon_uncompared": page.uncompared,
         "advice": page.advice,
-        "sigma": sigma,
+        "sigma": page.member.terms.sigma,
         "dry_run": dry_run,
     }
     detail = "dry run, not signed" if dry_run else f"consented to by {', '.join(given)}"
+    agreeing = " ".join([f"site-agent consent {study} --as {name}", *(f"--compared {one}" for one in page.compared)])
     return VerbAnswer(
         answer,
         screen.heading(f"{study}: this site's part in the sum", detail),
+        *(shown if dry_run else ()),
+        screen.settings([("consent", f"{len(given)} of {hold.approvals_needed}")]),
+        screen.next_step(agreeing if dry_run else f"site-agent federate {study} --wait 60"),
+    )
+
+
+def _before_consent(page: ConsentPage, members: Sequence[tuple[str, str, str]]) -> tuple[Part, ...]:
+    """What an approver reads before the signature.
+
+    Args:
+        members: each with the fingerprint of its key, and whether it was compared.
+    """
+    from shared.terminal import table
+
+    return (
         *page.sentences,
-        *([page.advice] if dry_run and page.advice else []),
-        lambda out: out.print(
-            table(
-                ("member", "fingerprint of its key", "compared"),
-                [(site, mark, marks.get(site, "no")) for site, mark in keys.items()],
-            )
-        ),
-        screen.settings(
-            [
-                ("noise", f"standard deviation {sigma:.4g} on each number of the sum"),
-                ("consent", f"{len(given)} of {hold.approvals_needed}"),
-            ]
-        ),
-        screen.next_step(
-            f"site-agent consent {study} --as {name}" if dry_run else f"site-agent federate {study} --wait 60"
-        ),
+        *([page.advice] if page.advice else []),
+        lambda out: out.print(table(("member", "fingerprint of its key", "compared"), members)),
+        screen.settings([("noise", f"standard deviation {page.member.terms.sigma:.4g} on each number of the sum")]),
     )

@@ -513,7 +513,7 @@ class AgentRound:
             return
 
         def progress(what: str, step: SumStep) -> None:
-            command = f"site-agent consent {plan.study} --as NAME"
+            command = f"site-agent consent {plan.study} --as NAME --dry-run"
             detail = f"Run {command}." if what == "waits for consent" else step.title
             self._report(plan.study, f"sum {what}", detail=detail)
 

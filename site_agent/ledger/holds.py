@@ -502,7 +502,7 @@ def _rounded(hold: Hold, entry: Entry) -> Round:
             raise StateRefusal(
                 f"{hold.approvals_needed} approvers must consent to this very question",
                 given=f"{agreed}",
-                next_step=f"An approver runs site-agent consent {hold.study} --as NAME.",
+                next_step=f"An approver reads site-agent consent {hold.study} --as NAME --dry-run.",
             )
     return Round(asked=body["asked"], seq=entry.seq)
 

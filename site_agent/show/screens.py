@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.plans.plan import Floors
 from shared.privacy.stated import FLOW, shown_column, shown_delta, shown_epsilon, shown_price
-from shared.terminal import table
+from shared.terminal import one_line, table
 from site_agent.decide.plan_facts import charged_words
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def heading(out: Console, text: str, detail: str = "") -> None:
     from rich.text import Text
 
     out.print()
-    out.print(Text.assemble((text, "bold"), ("   " + detail if detail else "", "dim")))
+    out.print(Text.assemble((one_line(text), "bold"), ("   " + one_line(detail) if detail else "", "dim")))
 
 
 def next_step(out: Console, *commands: str) -> None:
@@ -68,7 +68,7 @@ def note(out: Console, text: str) -> None:
     """A line in yellow, for what needs a second look."""
     from rich.text import Text
 
-    out.print(Text(text, style="yellow"))
+    out.print(Text(one_line(text), style="yellow"))
 
 
 def certificate(life: CertificateLife | None) -> list[tuple[str, Text]]:
@@ -89,7 +89,7 @@ def settings(out: Console, rows: Iterable[tuple[str, Any]]) -> None:
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(name, value if isinstance(value, Text) else Text(str(value)))
+        grid.add_row(name, value if isinstance(value, Text) else Text(one_line(value)))
     out.print(grid)
 
 
@@ -102,7 +102,7 @@ def sentences(out: Console, lines: Sequence[str], *, mark: str = "·", style: st
     grid.add_column(no_wrap=True)
     grid.add_column()
     for line in lines:
-        grid.add_row(Text(mark, style=style or "dim"), Text(line))
+        grid.add_row(Text(mark, style=style or "dim"), Text(one_line(line)))
     out.print(grid)
 
 
@@ -130,7 +130,7 @@ def plan_page(out: Console, page: Mapping[str, Any], *, full: bool = False) -> N
         heading(out, "Changed since the version that was approved here")
         out.print(table(("setting", "before", "now"), [[item or None for item in row] for row in page["changes"]]))
         out.print()
-    out.print(page["purpose"])
+    out.print(one_line(page["purpose"]))
     out.print()
     settings(out, _leaving(page, full))
     heading(out, "Price, per person")

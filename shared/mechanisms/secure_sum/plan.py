@@ -9,6 +9,7 @@ when the coordinator and as many sites as the plan's `colluders` look together (
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -140,18 +141,7 @@ class SecureSumPlan(Aggregates):
         must(self.held in ("centred", "zero"), "release.held must be centred or zero", repr(self.held)[:60])
         self._require_further()
         must(self.outcome in ("survival", "binary"), "release.outcome must be survival or binary", self.outcome)
-        members = self.members
-        named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
-        must(named, "release.members must be a table of sites, each with its key", repr(members)[:60])
-        # As an invitation names a site: another name could look like a second site's line where keys are compared.
-        strange = [site for site in members if not is_plain_word(site)]
-        must(
-            not strange,
-            "release.members must be named by plain words: ASCII letters, digits, - and _, at most 64",
-            ", ".join(map(repr, strange))[:60],
-        )
-        # In the order of their names, whatever the order in which they are written: a site is known by its place.
-        object.__setattr__(self, "members", {site: members[site].lower() for site in sorted(members)})
+        self._require_members()
         for name in ("epsilon", "units", "reach", "least", "most", "pilot", "level"):
             value = getattr(self, name)
             must(0 < value < math.inf, f"release.{name} must be positive and finite", value)
@@ -173,6 +163,26 @@ class SecureSumPlan(Aggregates):
         )
         must(self.least <= self.most, "release.least must not be above release.most", f"{self.least:g}, {self.most:g}")
 
+    def _require_members(self) -> None:
+        members = self.members
+        named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
+        must(named, "release.members must be a table of sites, each with its key", repr(members)[:60])
+        # As an invitation names a site: another name could look like a second site's line where keys are compared.
+        strange = [site for site in members if not is_plain_word(site)]
+        must(
+            not strange,
+            "release.members must be named by plain words: ASCII letters, digits, - and _, at most 64",
+            ", ".join(map(repr, strange))[:60],
+        )
+        alike = Counter(site.lower() for site in members)
+        must(
+            max(alike.values(), default=1) == 1,
+            "names of release.members must differ by more than small and capital letters",
+            ", ".join(site for site in members if alike[site.lower()] > 1)[:60],
+        )
+        # In the order of their names, whatever the order in which they are written: a site is known by its place.
+        object.__setattr__(self, "members", {site: members[site].lower() for site in sorted(members)})
+
     def _require_further(self) -> None:
         given = self.further
         named = isinstance(given, Mapping) and all(
@@ -191,6 +201,12 @@ class SecureSumPlan(Aggregates):
             1 + len(given) + len(self.variants) <= MOST_COEFFICIENTS,
             f"release.further and release.variants must leave at most {MOST_COEFFICIENTS} coefficients in the sum",
             1 + len(given) + len(self.variants),
+        )
+        # A level in one may be any text, and they are read by who consents.
+        must(
+            all(isinstance(text, str) and text.isprintable() for text in self.variants),
+            "release.variants must each be one line of printed characters",
+            f"{len(self.variants)} variants",
         )
         must(
             self.places == "together" or not self.variants,

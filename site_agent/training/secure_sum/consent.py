@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConsentPage", "give_consent", "waiting_order"]
 
-DOCUMENT = "sum-consent.json"
+DOCUMENT = "sum-consent-{}.json"
+"""Named by the first letters of its SHA-256, which the ledger has: none stands in the place of one that was signed."""
 _MOST = 4 << 20
 _COMPARE = (
     "Before you consent: telephone the hospitals that are not compared, at numbers that neither the coordinator nor "
@@ -118,23 +119,21 @@ def waiting_order(ledger: Ledger, site: str, plan: StudyPlan, compared: Sequence
 
 
 def give_consent(ledger: Ledger, page: ConsentPage, *, name: str, key: SigningKey) -> Hold:
-    """Note an approver's consent; the document lies beside the release, a copy per person who compared keys.
+    """Note an approver's consent; the document that it signs lies beside the release.
 
-    Raises: StateRefusal (a second consent of this person to the same order, whose document would stand in the place of
-    the one that was signed); as of `Ledger.consent`.
+    Raises: StateRefusal (a second consent of this person to the same order); as of `Ledger.consent`.
     """
     hold = ledger.hold(page.member.hold.release_id)
     if hold.consent == page.asked and name in hold.consents:
         raise StateRefusal(
             "an approver must consent to an order of the sum once",
             given=f"{name}, who has",
-            next_step=f"Run site-agent federate {page.member.plan.study}.",
+            next_step="What was signed stays, and says which keys were compared by then. Run site-agent federate "
+            f"{page.member.plan.study}.",
         )
-    file = DOCUMENT.replace(".json", f"-{name}.json") if page.compared else DOCUMENT
-    write_whole(ledger.folder(page.member.hold) / file, page.document, "sum.consent")
-    return ledger.consent(
-        page.member.hold, asked=page.asked, document_sha256=sha256_hex(page.document), name=name, key=key
-    )
+    digest = sha256_hex(page.document)
+    write_whole(ledger.folder(page.member.hold) / DOCUMENT.format(digest[:16]), page.document, "sum.consent")
+    return ledger.consent(page.member.hold, asked=page.asked, document_sha256=digest, name=name, key=key)
 
 
 def _stored_order(data: bytes) -> tuple[RoundOrder, bytes]:
@@ -195,9 +194,8 @@ def _sentences(member: SumMember, order: LookOrder, of_keys: str) -> tuple[str, 
             "noise is shared out among them, and a record moves all together by no more than it would move one."
         )
         if release.variants:
-            added += (
-                f" Among these numbers are those of the first coefficient of each of: {'; '.join(release.variants)}."
-            )
+            variants = "; ".join(release.variants)
+            added += f" Among these numbers are those of the first coefficient of each of: {variants}."
         places = [
             f"{name} {start:.4g} (weight {weight:.3g})"
             for name, start, weight in zip(
