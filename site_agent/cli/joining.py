@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -195,45 +196,13 @@ def status(desk: Desk) -> VerbAnswer:
         state = "PAUSED" if desk.paused else "joined" if joined else "not joined"
         screens.heading(out, f"Site {config.site}", f"{state} · coordinator {config.coordinator}")
         screens.settings(out, [("fingerprint", answer["fingerprint"]), *screens.certificate(life)])
-        rows = []
-        for row in studies:
-            plan = "none" if row["plan"] is None else f"version {row['plan']}"
-            # That there is no plan, or no approval yet, the table says itself.
-            explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
-            approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
-            if not row.get("granted", True):
-                approved = "taken away by the study lead"
-            elif row.get("left"):
-                plan, approved = "–", "left"
-            elif row.get("granted") and not row["approved"]:
-                approved = "no (granted by the study lead)"
-            due = ", ".join(map(str, row["due"])) or "none"
-            rows.append((row["study"], plan, approved, "yes" if row["table"] else "no", due))
+        rows = [_cells(row) for row in studies]
         if rows:
             out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
         waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
         out.print(f"{waits} in the outbox.")
-        for row in studies:
-            for number in row.get("burnt", ()):
-                screens.note(
-                    out, f"{row['study']}, wave {number}: its draw is burnt. Nothing was sent; the charge stays."
-                )
-            if row.get("over_budget"):
-                screens.note(
-                    out,
-                    f"{row['study']}, wave {row['due'][0]}: what was counted as spent after the restore leaves no room "
-                    "for it in the plan's ε. It is refused until the study lead signs a plan with more.",
-                )
-        if account.unallowed:
-            screens.note(
-                out,
-                f"The study lead has not allowed the restored ledger yet (coordinator reanchor {config.site} "
-                f'--fingerprint "{account.unallowed}"). Until then nothing is released.',
-            )
-        elif account.forgotten:
-            screens.note(out, "The coordinator has witnessed entries that this ledger lacks. Nothing is released.")
-        for one in account.reminders:
-            screens.note(out, f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']}).")
+        for line in _notes(config.site, studies, account):
+            screens.note(out, line)
         if found:
             screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
         if joined and not account.heard:
@@ -241,6 +210,42 @@ def status(desk: Desk) -> VerbAnswer:
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     return VerbAnswer(answer, show)
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """A study's line of the table: its name, plan, approval, table and waves due."""
+    plan = "none" if row["plan"] is None else f"version {row['plan']}"
+    # That there is no plan, or no approval yet, the table says itself.
+    explained = row["plan"] is None or row.get("refused") == ApprovalRefusal.code
+    approved = "yes" if row["approved"] else "no" if explained else f"no ({row['refused']})"
+    if not row.get("granted", True):
+        approved = "taken away by the study lead"
+    elif row.get("left"):
+        plan, approved = "–", "left"
+    elif row.get("granted") and not row["approved"]:
+        approved = "no (granted by the study lead)"
+    return row["study"], plan, approved, "yes" if row["table"] else "no", ", ".join(map(str, row["due"])) or "none"
+
+
+def _notes(site: str, studies: Sequence[Mapping[str, Any]], account: _Standing) -> Iterator[str]:
+    """What needs a second look, a line each."""
+    for row in studies:
+        for number in row.get("burnt", ()):
+            yield f"{row['study']}, wave {number}: its draw is burnt. Nothing was sent; the charge stays."
+        if row.get("over_budget"):
+            yield (
+                f"{row['study']}, wave {row['due'][0]}: what was counted as spent after the restore leaves no room for "
+                "it in the plan's ε. It is refused until the study lead signs a plan with more."
+            )
+    if account.unallowed:
+        yield (
+            f"The study lead has not allowed the restored ledger yet (coordinator reanchor {site} --fingerprint "
+            f'"{account.unallowed}"). Until then nothing is released.'
+        )
+    elif account.forgotten:
+        yield "The coordinator has witnessed entries that this ledger lacks. Nothing is released."
+    for one in account.reminders:
+        yield f"The study lead reminds you of {one['study']}, wave {one['wave']} (on {one['day']})."
 
 
 def _study_row(desk: Desk, study: str, day: dt.date, granted: bool | None) -> tuple[dict[str, Any], str]:
