@@ -74,6 +74,9 @@ SUM_SITE = "shared/mechanisms/secure_sum/site.py"
 SUM_TERMS = "shared/mechanisms/secure_sum/terms.py"
 SUM_VECTORS = "shared/mechanisms/secure_sum/vectors.py"
 SUM_VARIANTS = "shared/mechanisms/secure_sum/variants.py"
+CONSENT = "site_agent/training/secure_sum/consent.py"
+TERMINAL = "shared/terminal/__init__.py"
+STATUS = "site_agent/cli/joining.py"
 SUM_LOOKS = "shared/mechanisms/secure_sum/sent_look.py"
 PRIVACY = "shared/privacy/accountant.py"
 RENYI = "shared/privacy/renyi.py"
@@ -1593,6 +1596,49 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         tests=[
             "test_waves.py::test_a_head_of_the_ledger_tells_of_no_withdrawal_of_consent_before_something_else_asks_for_one"
+        ],
+    ),
+    mutation(
+        "a member of a sum may have any name",
+        (SUM_PLAN, "strange = [site for site in members if not is_plain_word(site)]", "strange: list[str] = []"),
+        tests=["test_members_keys.py::test_no_member_has_a_name_that_reads_as_another_hospitals_line"],
+    ),
+    mutation(
+        "two members of a sum differ by a capital letter",
+        (SUM_PLAN, "alike = Counter(site.lower() for site in members)", "alike = Counter(members)"),
+        tests=["test_members_keys.py::test_no_member_has_a_name_that_reads_as_another_hospitals_line"],
+    ),
+    mutation(
+        "an approver consents to one order twice",
+        (CONSENT, "if hold.consent == page.asked and name in hold.consents:", "if hold.consents and False:"),
+        tests=[
+            "test_members_keys.py::test_a_consent_says_what_holds_if_the_keys_not_compared_are_the_coordinators_and_keeps_which_were"
+        ],
+    ),
+    mutation(
+        "a consent keeps no fingerprint of the keys that were compared",
+        (CONSENT, "    if compared:\n        document", "    if not compared:\n        document"),
+        tests=[
+            "test_members_keys.py::test_a_consent_says_what_holds_if_the_keys_not_compared_are_the_coordinators_and_keeps_which_were"
+        ],
+    ),
+    mutation(
+        "a text of the plan has lines of its own on a page",
+        (TERMINAL, 'return _BREAKS.sub(" ", str(value))', "return str(value)"),
+        tests=["test_members_keys.py::test_no_text_of_the_plan_reads_as_lines_of_the_page_that_a_steward_decides_by"],
+    ),
+    mutation(
+        "status names a release that a restored ledger may not make",
+        (STATUS, "if forgotten or (desk.home / RESTORED).exists():", "if (desk.home / RESTORED).exists():"),
+        tests=[
+            "test_site_cli.py::test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it"
+        ],
+    ),
+    mutation(
+        "status names a wave that has no room left",
+        (STATUS, "return due[0] in found", "return False and due[0] in found"),
+        tests=[
+            "test_site_cli.py::test_a_site_put_back_is_refused_counts_what_it_lost_and_goes_on_when_the_lead_allows_it"
         ],
     ),
     mutation(
