@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.slicing import projections
+from shared.mechanisms.slicing import answers, projections
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_coverage import DELTA, LEVELS, PLAN, QUESTION, TRUTH, N, covered
@@ -28,7 +28,7 @@ CODE = RowCode(dictionary=PLAN.dictionary)
 @contextmanager
 def watched(steps):
     """Every step that is made meanwhile, with the standard error of the same without damping."""
-    made = projections._ProjectionStep.__call__
+    made = answers._ProjectionStep.__call__
 
     def call(self, phi):
         moved = made(self, phi)
@@ -37,11 +37,11 @@ def watched(steps):
         steps.append((moved, float(np.sqrt(whole @ self._scatter @ whole))))
         return moved
 
-    projections._ProjectionStep.__call__ = call
+    answers._ProjectionStep.__call__ = call
     try:
         yield
     finally:
-        projections._ProjectionStep.__call__ = made
+        answers._ProjectionStep.__call__ = made
 
 
 def measured(epsilon, times, n):
@@ -54,7 +54,7 @@ def measured(epsilon, times, n):
         release = mechanism.release(CODE.encode(records), seeded_rng(k))
         steps = []
         with watched(steps):
-            found = projections.answer(CODE, projections.moments(CODE, [release], sigma), QUESTION, levels=LEVELS)
+            found = answers.answer(CODE, projections.moments(CODE, [release], sigma), QUESTION, levels=LEVELS)
         for row, (moved, undamped) in zip([row for row in found if row.yi is not None], steps, strict=True):
             if row.term in TRUTH:
                 shares = {name: getattr(moved, name) / row.vi for name in ("seen", "drowned", "beyond", "bent")}

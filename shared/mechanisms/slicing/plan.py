@@ -179,12 +179,12 @@ class SlicingPlan(Aggregates):
         levels: Mapping[str, Any],
         **origin: Unpack[Origin],
     ) -> list[Estimate]:
-        """Five synthetic tables' answers together: see `shared.mechanisms.slicing.projections`.
+        """Five synthetic tables' answers together: see `shared.mechanisms.slicing.answers`.
 
         Args: as of `shared.mechanisms.base.Answering.answer`.
         Raises: EstimateRefusal: an interaction or a curve; lines hold how two columns go together, and no more.
         """
-        from shared.mechanisms.slicing.projections import answer
+        from shared.mechanisms.slicing.answers import answer
 
         self.require_shapes(question)
         return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **origin)
@@ -197,12 +197,12 @@ class SlicingPlan(Aggregates):
         *,
         origins: Mapping[str, Origin],
     ) -> dict[str, list[Estimate]]:
-        """One model of all sites' lines, and a step to each one's own: see `shared.mechanisms.slicing.projections`.
+        """One model of all sites' lines, and a step to each one's own: see `shared.mechanisms.slicing.answers`.
 
         Sites that answer for themselves are not in it: all of them for a mean or a share, and one with more persons
         than all others together (`shared.mechanisms.base.balanced`).
         """
-        from shared.mechanisms.slicing.projections import together
+        from shared.mechanisms.slicing.answers import together
 
         self.require_shapes(question)
         chosen = balanced({site: sum(n for _, n in tables) for site, tables in sites.items()})

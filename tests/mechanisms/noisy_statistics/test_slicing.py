@@ -305,7 +305,7 @@ def pairs(n: int) -> pd.DataFrame:
 def test_the_gradient_of_the_fit_is_the_derivative_of_its_distance(classes):
     code = RowCode(dictionary=PAIR)
     rows = code.encode(pairs(200)) * ROW_STEP / code.unit
-    problem = projections._ProjectionLoss(code, projections._of_rows(rows, np.eye(code.d)), classes)
+    problem = projections._ProjectionLoss(code, projections.of_rows(rows, np.eye(code.d)), classes)
     theta = np.random.default_rng(1).normal(size=problem.start().size)
     gap = optimize.check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta)
     assert gap < 1e-4 * np.linalg.norm(problem(theta)[1])
