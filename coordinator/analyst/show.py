@@ -194,7 +194,7 @@ def pooled_text(result: PooledResult, *, extra: Mapping[str, Mapping[str, str]] 
 
     rows = []
     for i, label in enumerate(result.labels):
-        y, se = result.yi[i], result.vi[i] ** 0.5
+        y, se = result.yi[i], result.row_errors[i]
         cells = (label, read(y), interval(y - half * se, y + half * se), f"{result.weights[i]:.1f}")
         rows.append((*cells, *(column.get(label, "–") for column in further.values())))
     heads = (result.unit, result.effect.lower() or "estimate", percent, "weight %")

@@ -364,30 +364,58 @@ def _together(
     taken: Collection[str],
     cache: EstimateCache | None,
 ) -> dict[str, list[Estimate]]:
-    """Site to its answer beside the other sites', where they released figures under one plan; empty where not."""
-    every = [release for releases in held.parts.values() for release in releases]
-    plans = [store.plan(held.study, version).plan for version in sorted({one.plan_version for one in every})]
-    plan = plans[-1]
-    mine = (plan.release, plan.dictionary, plan.budget.delta)  # the noise follows from δ
-    same = all((one.release, one.dictionary, one.budget.delta) == mine for one in plans)
-    if not isinstance(plan.release, Answering) or not same or held.combined:
+    """Site to its answer beside the other sites', where they released figures under plans of the same terms."""
+    versions = sorted({one.plan_version for releases in held.parts.values() for one in releases})
+    plans = {version: store.plan(held.study, version).plan for version in versions}
+    if not isinstance(plans[versions[-1]].release, Answering) or held.combined:
         return {}
+    groups: list[tuple[tuple[Any, ...], list[str]]] = []
+    for site, releases in held.parts.items():
+        # What figures must agree in to be read together; their noise follows from δ.
+        used = [plans[one.plan_version] for one in releases]
+        first, *others = [(one.release, one.dictionary, one.budget.delta) for one in used]
+        if any(one != first for one in others):
+            continue  # it answers for itself, or says why it cannot
+        for terms, sites in groups:
+            if terms == first:
+                sites.append(site)
+                break
+        else:
+            groups.append((first, [site]))
+    found: dict[str, list[Estimate]] = {}
+    for _, sites in groups:
+        plan = plans[max(one.plan_version for site in sites for one in held.parts[site])]
+        found |= _of_one_plan(store, held, plan, sites, question, taken, cache)
+    return found
+
+
+def _of_one_plan(
+    store: Store,
+    held: ReleaseSelection,
+    plan: StudyPlan,
+    sites: Sequence[str],
+    question: Estimand,
+    taken: Collection[str],
+    cache: EstimateCache | None,
+) -> dict[str, list[Estimate]]:
+    """The answers of sites whose plans have the same terms; those whose bundle cannot be read are left out."""
     release = plan.release
-    origins = {site: _origin(held, site) for site in held.parts}
-
-    def work() -> list[Estimate]:
-        figures = {
-            site: [(rows_of(store, [one], taken), one.receipt.n) for one in releases]
-            for site, releases in held.parts.items()
-        }
-        found = release.together(plan, figures, question, origins=origins)
-        return [row for rows in found.values() for row in rows]
-
-    about, place = ("together", plan.hash, str(question)), _place(held, *held.parts)
+    if not isinstance(release, Answering) or len(sites) < 2:
+        return {}
+    about, place = ("together", plan.hash, str(question)), _place(held, *sites)
     rows: Sequence[Estimate] | None = None if cache is None else cache.answers(about, [place]).get(place)
     if rows is None:
-        rows = work()
-        if cache is not None:
+        figures, whole = {}, True
+        for site in sites:
+            try:
+                figures[site] = [(rows_of(store, [one], taken), one.receipt.n) for one in held.parts[site]]
+            except Refusal as refusal:
+                reason_of(refusal)  # of one site's bundle, which answers for itself
+                whole = False
+        origins = {site: _origin(held, site) for site in figures}
+        answers = release.together(plan, figures, question, origins=origins)
+        rows = [row for found in answers.values() for row in found]
+        if cache is not None and whole:
             cache.keep(about, held.study, {place: rows}, held.used)
     return {site: [row for row in rows if row.site == site] for site in {row.site for row in rows}}
 

@@ -77,7 +77,7 @@ def limits(result: PooledResult) -> list[tuple[float, float]]:
     from scipy.special import ndtri
 
     z = -float(ndtri((1 - result.level) / 2))
-    return [(y - z * math.sqrt(v), y + z * math.sqrt(v)) for y, v in zip(result.yi, result.vi, strict=True)]
+    return [(y - z * se, y + z * se) for y, se in zip(result.yi, result.row_errors, strict=True)]
 
 
 # -- the page ------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
+from shared.mechanisms.base import HIDDEN
 
 if TYPE_CHECKING:
     from shared.estimands.answer import Estimate, Scale
@@ -196,6 +197,8 @@ def lacking(result: Doubted) -> str:
     """Note that what a model may lack, and not what was sampled or noised, sets an interval's width; "" where not."""
     if in_common(result.estimates, result.weights) <= result.se**2 / 2:
         return ""
+    if any(HIDDEN in sentence for row in result.estimates for sentence in row.warnings):
+        return ""  # what noise hides is said already, and what narrows it
     half = result.critical * math.sqrt(result.shared)
     far = f"by a factor of up to {math.exp(half):.2f}" if result.scale == "log" else f"by up to {half:.2g}"
     return (

@@ -28,7 +28,7 @@ def pooled_data(result: PooledResult) -> dict[str, Any]:
     sources = result.estimates or (None,) * result.k
     rows = []
     for i, source in enumerate(sources):
-        y, se = result.yi[i], result.vi[i] ** 0.5
+        y, se = result.yi[i], result.row_errors[i]
         row: dict[str, Any] = {
             "label": result.labels[i],
             "yi": y,

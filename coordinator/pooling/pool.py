@@ -276,6 +276,12 @@ class PooledResult:
             return Interval(None, None, "τ² is 0, or next to it: an interval of τ alone has no width")
         return Interval(lb, ub)
 
+    @property
+    def row_errors(self) -> tuple[float, ...]:
+        """Standard error of each row by itself, with what all may be off by alike; weights go by `vi`, without."""
+        alike = [row.vi_common for row in self.estimates] or [0.0] * len(self.vi)
+        return tuple(math.sqrt(v + more) for v, more in zip(self.vi, alike, strict=True))
+
     @cached_property
     def fixed(self) -> PooledResult:
         """The fixed-effect result on the same rows, with its normal interval."""
@@ -465,7 +471,7 @@ def pool_estimates(
     behind = tuple(used[label] for label in result.labels)
     result = replace(result, term=estimates[0].term, scale=estimates[0].scale, estimates=behind)
     # What all sites may be off by alike is the weighted mean of what each may be.
-    result = replace(result, shared=in_common(behind, result.weights) + drawn_in(result) ** 2)
+    result = replace(result, shared=alike(result))
     cautions = (*at_the_edge(estimates), *doubts(result, chosen))
     return _announce(
         replace(
@@ -478,8 +484,13 @@ def pool_estimates(
 
 
 # -- one fit -----------------------------------------------------------------------------------------------
+def alike(result: PooledResult) -> float:
+    """Variance of what all of its rows may be off by alike, at its weights; 0 where their estimates are not known."""
+    return in_common(result.estimates, result.weights) + drawn_in(result) ** 2 if result.estimates else 0.0
+
+
 def refit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
-    """Fit the rows of `rows`; its other numbers are ignored."""
+    """Fit the rows of `rows`; its other numbers are ignored, but for what is `shared` beside its rows, as by a map."""
     y, v = np.array(rows.yi), np.array(rows.vi)
     k, tau2, several = len(y), 0.0, False
     if k > 1:
@@ -500,6 +511,8 @@ def refit(rows: PooledResult, *, method: Method, test: Test) -> PooledResult:
         notes=(),
         doubts=(),
     )
+    beside = max(rows.shared - alike(rows), 0.0)
+    result = replace(result, shared=alike(result) + beside)
     notes = []
     if k == 1:
         result = replace(result, test="z")

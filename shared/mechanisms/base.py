@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shared.terminal import ChecklistLine
 
 __all__ = [
+    "HIDDEN",
     "Aggregates",
     "Answering",
     "EdgeRules",
@@ -307,6 +308,10 @@ class Answering(MechanismPlan):
         Raises: EstimateRefusal.
         """
         return {}
+
+
+HIDDEN = "room for association that noise hides"
+"""Of a caution beside an answer that is found from released figures: what most of its interval is."""
 
 
 def balanced(persons: Mapping[str, int]) -> tuple[str, ...]:

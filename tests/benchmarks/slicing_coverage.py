@@ -16,7 +16,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from shared.base.randomness import seeded_rng
-from shared.mechanisms.slicing import answers, projections
+from shared.mechanisms.slicing import answers as answering
+from shared.mechanisms.slicing import projections
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from tests.benchmarks import record
 from tests.benchmarks.tables_coverage import DELTA, LEVELS, PLAN, QUESTION, TRUTH, N, covered
@@ -28,20 +29,20 @@ CODE = RowCode(dictionary=PLAN.dictionary)
 @contextmanager
 def watched(steps):
     """Every step that is made meanwhile, with the standard error of the same without damping."""
-    made = answers._ProjectionStep.__call__
+    made = answering._ProjectionStep.__call__
 
     def call(self, phi):
         moved = made(self, phi)
         along = self._centred.T @ phi / self._rows
         whole = np.linalg.lstsq(self._square, along, rcond=1e-10)[0]
-        steps.append((moved, float(np.sqrt(whole @ self._scatter @ whole))))
+        steps.append(float(np.sqrt(whole @ self._scatter @ whole)))
         return moved
 
-    answers._ProjectionStep.__call__ = call
+    answering._ProjectionStep.__call__ = call
     try:
         yield
     finally:
-        answers._ProjectionStep.__call__ = made
+        answering._ProjectionStep.__call__ = made
 
 
 def measured(epsilon, times, n):
@@ -54,11 +55,12 @@ def measured(epsilon, times, n):
         release = mechanism.release(CODE.encode(records), seeded_rng(k))
         steps = []
         with watched(steps):
-            found = answers.answer(CODE, projections.moments(CODE, [release], sigma), QUESTION, levels=LEVELS)
-        for row, (moved, undamped) in zip([row for row in found if row.yi is not None], steps, strict=True):
-            if row.term in TRUTH:
-                shares = {name: getattr(moved, name) / row.vi for name in ("seen", "drowned", "beyond", "bent")}
-                shares["patients"] = row.vi_sampling / row.vi
+            found = answering.answer(CODE, projections.moments(CODE, [release], sigma), QUESTION, levels=LEVELS)
+        for row, undamped in zip(found, steps, strict=True):
+            if row.yi is not None and row.term in TRUTH:
+                whole = row.vi + row.vi_common
+                shares = {"seen": row.vi_privacy / whole, "room": row.vi_common / whole}
+                shares["patients"] = row.vi_sampling / whole
                 parts[TRUTH[row.term][0]].append({**shares, "undamped_se": undamped})
         return found
 

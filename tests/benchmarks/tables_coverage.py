@@ -40,7 +40,7 @@ def covered(answers, *, times, n):
         found = answers(PLAN.dictionary.check(table), k)
         for row, real in zip(found, estimate(table, QUESTION, levels=LEVELS), strict=True):
             if row.yi is not None:
-                seen[row.term].append((row.yi, row.vi, row.vi_naive, real.vi))
+                seen[row.term].append((row.yi, row.vi + row.vi_common, row.vi_naive, real.vi))
     out = {}
     for term, (name, truth) in TRUTH.items():
         yi, vi, naive, real = np.array(seen[term]).T

@@ -115,7 +115,7 @@ No setting was chosen by these figures.
 SLICING = """## Slicing of small hospitals: ε = 3
 
 Two types of outcome of each world, one draw.
-Sites are answered from one model of all their lines, whose error they have in common \
+Sites are answered from one model of how columns hang together, whose error they have in common \
 ([decision 58](decisions/0058-slicing-of-several-sites-from-one-model.md)).
 No setting was chosen by these figures.
 Every answer carries the mechanism's caution, the right ones too.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.pooling.pool import PooledResult, refit
+from coordinator.pooling.pool import PooledResult, alike, refit
 from shared.errors import ParameterError
 
 __all__ = ["cumulative", "leave_one_out", "ordered"]
@@ -78,6 +78,8 @@ def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
         yi=tuple(result.yi[i] for i in rows),
         vi=tuple(result.vi[i] for i in rows),
         excluded=(),
+        weights=tuple(result.weights[i] for i in rows),
         estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
     )
+    chosen = replace(chosen, shared=alike(chosen) + max(result.shared - alike(result), 0.0))
     return refit(chosen, method=result.method, test=result.test)

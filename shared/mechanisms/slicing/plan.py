@@ -199,14 +199,13 @@ class SlicingPlan(Aggregates):
     ) -> dict[str, list[Estimate]]:
         """One model of all sites' lines, and a step to each one's own: see `shared.mechanisms.slicing.answers`.
 
-        Sites that answer for themselves are not in it: all of them for a mean or a share, and one with more persons
-        than all others together (`shared.mechanisms.base.balanced`).
+        A site with more persons than all others together is not in it (`shared.mechanisms.base.balanced`).
         """
         from shared.mechanisms.slicing.answers import together
 
         self.require_shapes(question)
         chosen = balanced({site: sum(n for _, n in tables) for site, tables in sites.items()})
-        if question.kind in ("mean", "proportion") or not chosen:
+        if not chosen:
             return {}
         everybody = self._moments(plan, [one for site in chosen for one in sites[site]])
         found = {site: self._moments(plan, sites[site]) for site in chosen}

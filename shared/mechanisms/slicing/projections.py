@@ -14,8 +14,8 @@ drowns what tells them apart: with little data or a small ε the columns become 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ from shared.errors import EstimateRefusal, ParameterError
 from shared.mechanisms.slicing.noise import Block, RowCode
 from shared.plans.encoding import typed
 
-__all__ = ["Mixture", "ProjectedMoments", "decoded", "fit", "moments", "of_rows"]
+__all__ = ["Mixture", "ProjectedMoments", "beyond_noise", "decoded", "fit", "margins_of", "moments", "of_rows"]
 
 Array = NDArray[np.float64]
 
@@ -35,6 +35,8 @@ _RIDGE, _RIDGE_OF_NUMBERS = 1.5, 0.35
 """Standard deviation of the prior of a class' deviation: of logits; of a number's atanh, whose bounds are far out."""
 _USUAL = (0.06, 0.05)
 """Variance of a number within its class, and how far it may be from that: public bounds are about four deviations."""
+_LEAST = 0.12
+"""Least standard deviation of a number, of half the width of its bounds, where lines do not tell: it is said."""
 _STEPS = 400
 
 
@@ -105,7 +107,7 @@ class Mixture:
 
     Args:
         weights: (H,) of the classes. means: (H, d) of a coded row in each. spread: (d,) of numbers within a class.
-        doubt: (d,) relative standard error of the spread's square.
+        doubt: (d,) relative standard error of the spread's square. least: (d,) the least that the spread may be.
         theta: the parameters, a start for a similar fit.
     """
 
@@ -114,6 +116,7 @@ class Mixture:
     means: Array
     spread: Array
     doubt: Array
+    least: Array
     theta: Array
 
     def rows(self, n: int, draws: np.random.Generator) -> tuple[Array, pd.DataFrame]:
@@ -179,7 +182,7 @@ def fit(code: RowCode, found: ProjectedMoments, *, classes: int = CLASSES, start
     steps = _STEPS if start is None else _STEPS // 4
     done = optimize.minimize(problem, theta, jac=True, method="L-BFGS-B", options={"maxiter": steps, "maxcor": 20})
     weights, means = problem.means(done.x)
-    spread, doubt = np.zeros(code.d), np.zeros(code.d)
+    spread, doubt, least = np.zeros(code.d), np.zeros(code.d), np.ones(code.d)
     for block in code.blocks:
         if block.numeric:
             present = 1 - (means[:, block.at + 1] if block.size == 2 else np.zeros(classes))
@@ -192,8 +195,79 @@ def fit(code: RowCode, found: ProjectedMoments, *, classes: int = CLASSES, start
             within = (known * within + usual * _USUAL[0]) / (known + usual)
             within = min(max(within, 1e-3), 0.4)
             spread[block.at] = math.sqrt(within)
-            doubt[block.at] = min(1 / math.sqrt(known + usual) / within, 1.0)
-    return Mixture(code=code, weights=weights, means=means, spread=spread, doubt=doubt, theta=done.x)
+            unsure = 1 / math.sqrt(known + usual) / within
+            doubt[block.at] = min(unsure, 1.0)
+            least[block.at] = math.sqrt(max(within * (1 - 2 * unsure), min(_LEAST**2, within / 4)))
+    return Mixture(code=code, weights=weights, means=means, spread=spread, doubt=doubt, least=least, theta=done.x)
+
+
+def beyond_noise(values: Array, variances: Array) -> tuple[Array, Array]:
+    """((j,) weighted means, (k, j) the share of each value's distance to it that is more than noise).
+
+    By moments, each column alone (DerSimonian & Laird 1986).
+
+    Args:
+        values, variances: (k, j) of k sites.
+
+    >>> mean, kept = beyond_noise(np.array([[0.0], [2.0]]), np.array([[1.0], [1.0]]))
+    >>> mean.tolist(), kept.tolist()
+    ([1.0], [[0.5], [0.5]])
+    """
+    weights = 1 / variances
+    total = weights.sum(axis=0)
+    mean = (weights * values).sum(axis=0) / total
+    q = (weights * (values - mean) ** 2).sum(axis=0)
+    free = total - (weights**2).sum(axis=0) / total
+    tau2 = np.maximum(q - (len(values) - 1), 0.0) / np.maximum(free, 1e-300)
+    return mean, tau2 / (tau2 + variances)
+
+
+def margins_of(
+    model: Mixture, everybody: ProjectedMoments, sites: Mapping[str, ProjectedMoments]
+) -> dict[str, Mixture]:
+    """Site to the model with the site's own means and shares, as far as sites differ beyond their noise.
+
+    Means of numbers are moved; shares are raked (iterative proportional fitting). How columns hang together stays.
+    """
+    own = [np.diag(one.noise) + np.clip(np.diag(one.second), 0.02, 1.0) for one in sites.values()]
+    variances = np.array([v / one.n for v, one in zip(own, sites.values(), strict=True)])
+    _, kept = beyond_noise(np.array([one.mean for one in sites.values()]), variances)
+    at = model.weights @ model.means
+    return {
+        site: replace(model, means=_moved(model, at + kept[k] * (one.mean - everybody.mean)))
+        for k, (site, one) in enumerate(sites.items())
+    }
+
+
+def _moved(model: Mixture, to: Array) -> Array:
+    """(H, d) classes' means that have these means over all."""
+    means, w = model.means.copy(), model.weights
+    for block in model.code.blocks:
+        at = block.at
+        if not block.numeric:
+            means[:, block.place] = _raked(means[:, block.place], w, to[block.place])
+            continue
+        gone = np.zeros(len(w))
+        centre = means[:, at]
+        if block.size == 2:
+            centre = centre / np.maximum(1 - means[:, at + 1], 1e-9)
+            both = np.column_stack([1 - means[:, at + 1], means[:, at + 1]])
+            gone = _raked(both, w, np.array([1 - to[at + 1], to[at + 1]]))[:, 1]
+            means[:, at + 1] = gone
+        here = 1 - gone
+        off = (to[at] - float(w @ (centre * here))) / max(float(w @ here), 1e-9)
+        means[:, at] = np.clip(centre + off, -0.99, 0.99) * here
+    return means
+
+
+def _raked(shares: Array, weights: Array, to: Array) -> Array:
+    """(H, L) shares of levels in each class that have these over all."""
+    wanted = np.clip(to, 1e-4, 1.0)
+    wanted, out = wanted / wanted.sum(), np.maximum(shares, 1e-12)
+    for _ in range(60):
+        out = out * (wanted / (weights @ out))
+        out = out / out.sum(axis=1, keepdims=True)
+    return np.asarray(out)
 
 
 class _ProjectionLoss:

@@ -57,6 +57,7 @@ from shared.errors import ParameterError, Refusal
 from shared.estimands.answer import Estimand, Estimate, Origin, estimate_drawn, influence
 from shared.estimands.kinds import TERMWISE
 from shared.estimands.questions import INTERCEPT
+from shared.mechanisms.base import HIDDEN
 from shared.mechanisms.tables.coarse import MORE_BINS, coarse, unspread
 from shared.mechanisms.tables.latent_class import LatentClasses, fit
 from shared.mechanisms.tables.noise import CountTables
@@ -461,7 +462,7 @@ def hidden(drowned: float, whole: float) -> list[str]:
     if drowned <= whole / 2:
         return []
     return [
-        f"About {100 * drowned / whole:.0f} % of this variance is room for association that noise hides: the model may "
+        f"About {100 * drowned / whole:.0f} % of this variance is {HIDDEN}: the model may "
         f"be off by {MODEL_ERROR:g} of a standard deviation in any direction of which nothing released can tell. More "
         "persons or a larger ε make it smaller; further questions do not."
     ]

@@ -60,7 +60,7 @@ def pooled(answers, term="dose"):
 
 
 @pytest.mark.parametrize("sigma", [0.3, 3.0])
-def test_the_pool_holds_the_records_where_sites_by_themselves_are_alike_wrong(plan, sigma):
+def test_the_pool_holds_the_records_of_one_model_and_of_sites_by_themselves_that_are_alike_wrong(plan, sigma):
     study = study_of(plan, sigma)
     tables, drawn = released(study)
     truly = pooled({s: estimate(one, QUESTION, study="mini", site=s, wave=1) for s, one in tables.items()})
@@ -68,11 +68,12 @@ def test_the_pool_holds_the_records_where_sites_by_themselves_are_alike_wrong(pl
     assert found.ci_lb <= truly.beta <= found.ci_ub
     alone = {s: study.release.answer(study, one, QUESTION, levels={}, **origins(drawn)[s]) for s, one in drawn.items()}
     apart = pooled(alone)
-    if sigma > 1:
-        assert apart.ci_ub < truly.beta
-    else:
+    assert apart.ci_lb <= truly.beta <= apart.ci_ub, "what each lacks is common to them here, too"
+    if sigma < 1:
         assert abs(found.beta - truly.beta) < 0.1
         assert found.se < 3 * truly.se
+    else:
+        assert apart.shared > 0.9 * apart.se**2
 
 
 def test_what_the_model_may_lack_is_common_and_each_site_is_named(plan):
@@ -81,9 +82,9 @@ def test_what_the_model_may_lack_is_common_and_each_site_is_named(plan):
     answers = study.release.together(study, drawn, QUESTION, origins=origins(drawn))
     rows = [row for found in answers.values() for row in found if row.term == "dose"]
     assert [(row.site, row.receipts) for row in rows] == [(site, (f"of {site}",)) for site in drawn]
-    assert len({row.vi_common for row in rows}) == 1
-    assert rows[0].vi_common > 0
-    assert pool_estimates(rows).shared >= rows[0].vi_common * 0.99
+    assert min(row.vi_common for row in rows) > 0
+    assert pool_estimates(rows).shared >= min(row.vi_common for row in rows) * 0.99
+    assert len({row.warnings for row in rows}) == 1, "a pool says it once"
     assert all(0 < row.vi_naive <= row.vi_sampling for row in rows)
     # Both variances of a logistic model's rows are of so many rows as the site has: together they say if it holds.
     assert all(row.vi_sandwich == pytest.approx(row.vi_naive, rel=0.2) for row in rows)
@@ -91,12 +92,11 @@ def test_what_the_model_may_lack_is_common_and_each_site_is_named(plan):
     assert len({row.yi for row in rows}) == SITES
 
 
-def test_a_mean_is_each_sites_own_and_so_is_a_site_of_more_persons_than_all_others(plan):
+def test_a_site_of_more_persons_than_all_others_is_its_own(plan):
     study = study_of(plan, 3.0)
     _, drawn = released(study)
     few = dict(list(drawn.items())[:3])
     given = {"origins": origins(few)}
-    assert study.release.together(study, few, parse_estimand("mean(dose)"), **given) == {}
     assert study.release.together(study, dict(list(few.items())[:1]), QUESTION, **given) == {}
     [(first, [(table, _)]), *others] = few.items()
     lines = table[table["line"] != "direction"]
@@ -104,3 +104,118 @@ def test_a_mean_is_each_sites_own_and_so_is_a_site_of_more_persons_than_all_othe
     assert set(study.release.together(study, {first: [(many, 3 * N)], **dict(others)}, QUESTION, **given)) == {
         site for site, _ in others
     }
+
+
+SKEWED = Dictionary(
+    name="skewed",
+    version=1,
+    columns=(
+        Column(name="person", kind="person"),
+        Column(name="lab", kind="continuous", lower=0.01, upper=20, decimals=3),
+        Column(name="age", kind="continuous", lower=-4, upper=4, decimals=3),
+        Column(name="ill", kind="binary"),
+    ),
+)
+
+
+def skewed(share: float, n: int, seed: int) -> pd.DataFrame:
+    """A laboratory value with a long tail within wide bounds, and a yes or no."""
+    rng = np.random.default_rng(seed)
+    age = rng.standard_normal(n).clip(-4, 4)
+    lab = np.exp(0.5 * age + 0.85 * rng.standard_normal(n)).clip(0.01, 20)
+    columns = {"lab": lab, "age": age, "ill": (rng.random(n) < share).astype(float)}
+    return SKEWED.check(pd.DataFrame({"person": np.arange(n).astype(str), **columns}).round(3))
+
+
+def drawn_of(plan, dictionary, tables, sigma):
+    study = replace(plan, dictionary=dictionary, release=SlicingPlan(sigma=sigma), posture="private", estimands={})
+    drawn = {
+        site: [(study.release.draw(study, table, seeded_rng(k)), len(table))]
+        for k, (site, table) in enumerate(tables.items())
+    }
+    return study, drawn
+
+
+def answers_of(study, tables, drawn, question, term=None):
+    """(pool of the records, pool of the lines)"""
+    levels = {column.name: column.levels for column in study.dictionary.released if column.levels}
+    real = {s: estimate(one, question, study="m", site=s, wave=1, levels=levels) for s, one in tables.items()}
+    found = study.release.together(study, drawn, question, origins=origins(drawn))
+    term = term or question.labels[0]
+    return pooled({s: [row for row in rows if row.yi is not None] for s, rows in real.items()}, term), pooled(
+        found, term
+    )
+
+
+@pytest.mark.parametrize("asked", ["mean(lab)", "proportion(ill)"])
+def test_a_mean_of_a_long_tail_and_a_share_are_the_lines_own(plan, asked):
+    tables = {f"s{k:02}": skewed(0.15, 1500, 40 + k) for k in range(8)}
+    study, drawn = drawn_of(plan, SKEWED, tables, 2.0)
+    real, found = answers_of(study, tables, drawn, parse_estimand(asked))
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    assert abs(found.beta - real.beta) < 0.25, "the model's own mean of the tail is .7 too high"
+    [alone] = study.release.answer(
+        study, drawn["s00"], parse_estimand(asked), levels={"ill": (0, 1)}, **origins(drawn)["s00"]
+    )
+    assert abs(alone.yi - real.yi[0]) < 3 * alone.vi**0.5
+
+
+def test_a_share_that_noise_hides_is_refused_and_its_mean_is_not(plan):
+    tables = {f"s{k:02}": skewed(0.05, 400, 60 + k) for k in range(4)}
+    study, drawn = drawn_of(plan, SKEWED, tables, 5.0)
+    found = study.release.together(study, drawn, parse_estimand("proportion(ill)"), origins=origins(drawn))
+    assert {row.reason.split(";")[1] for rows in found.values() for row in rows} == {" mean(ill) is pooled as it is"}
+    real, mean = answers_of(study, tables, drawn, parse_estimand("mean(ill)"))
+    assert mean.ci_lb <= real.beta <= mean.ci_ub
+
+
+def shifted(seed: int, n: int) -> pd.DataFrame:
+    """The same slope at every site; sites whose dose is higher have lower outcomes."""
+    rng = np.random.default_rng(seed)
+    at = np.sin(3 * seed)
+    dose, age = rng.standard_normal((2, n))
+    dose = (dose + 0.7 * at).clip(-4, 4)
+    y = (0.4 * (dose - 0.7 * at) - 1.0 * at + 0.3 * age + 0.5 * rng.standard_normal(n)).clip(-4, 4)
+    columns = {"dose": dose, "age": age.clip(-4, 4), "y": y}
+    return SHIFTED.check(pd.DataFrame({"person": np.arange(n).astype(str), **columns}).round(3))
+
+
+SHIFTED = Dictionary(
+    name="shifted",
+    version=1,
+    columns=(
+        Column(name="person", kind="person"),
+        *(Column(name=name, kind="continuous", lower=-4, upper=4, decimals=3) for name in ("dose", "age", "y")),
+    ),
+)
+
+
+def test_hospitals_that_lie_apart_in_both_columns_do_not_make_a_slope(plan):
+    """Of all records together, without hospitals, the slope is .1; within each it is .4."""
+    tables = {f"s{k:02}": shifted(k, 1000) for k in range(12)}
+    study, drawn = drawn_of(plan, SHIFTED, tables, 0.3)
+    real, found = answers_of(study, tables, drawn, parse_estimand("ols(y) ~ dose + age"), "dose")
+    everybody = pd.concat(tables.values(), ignore_index=True)
+    x = np.column_stack([np.ones(len(everybody)), everybody["dose"], everybody["age"]])
+    stacked = np.linalg.lstsq(x, everybody["y"], rcond=None)[0][1]
+    assert real.beta - stacked > 0.2
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    assert abs(found.beta - real.beta) < abs(found.beta - stacked)
+
+
+def narrow(seed: int, spread: float, n: int = 1000) -> pd.DataFrame:
+    """A number within bounds that are far wider than it varies."""
+    rng = np.random.default_rng(seed)
+    z, age = rng.standard_normal((2, n))
+    y = (0.5 * z + 0.3 * age + 0.8 * rng.standard_normal(n)).clip(-4, 4)
+    columns = {"dose": (4 * spread * z).clip(-4, 4), "age": age.clip(-4, 4), "y": y}
+    return SHIFTED.check(pd.DataFrame({"person": np.arange(n).astype(str), **columns}).round(3))
+
+
+def test_where_lines_do_not_show_how_a_number_is_spread_the_answer_says_from_which_spread_on_it_holds(plan):
+    tables = {f"s{k:02}": narrow(80 + k, 0.13) for k in range(8)}
+    study, drawn = drawn_of(plan, SHIFTED, tables, 9.0)
+    real, found = answers_of(study, tables, drawn, parse_estimand("ols(y) ~ dose + age"), "dose")
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    [said] = [note for note in found.notes if "how dose is spread" in note]
+    assert "holds where its standard deviation is 0.47 or more" in said
