@@ -12,6 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from coordinator.figures.forest_rows import limits
+from coordinator.pooling.cautions import in_common
 from coordinator.pooling.document import pooled_data
 from coordinator.pooling.further.few_studies import bayes, henmi_copas
 from coordinator.pooling.further.many import pool_many
@@ -20,6 +22,7 @@ from coordinator.pooling.pool import pool, pool_estimates, tau2_dl
 from coordinator.pooling.subgroups import subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
+from shared.mechanisms.base import HIDDEN
 from shared.terminal import plain
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "reference" / "metafor_public.json").read_text())
@@ -491,6 +494,31 @@ def test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sit
     assert "a factor of up to 1.53" in caution
     few = pool_estimates([replace(row, vi_common=1e-5) for row in rows])
     assert not any("doubt" in note for note in few.notes)
+    said = (f"About 90 % of this variance is {HIDDEN}: more persons make it smaller.",)
+    hidden = pool_estimates([replace(row, warnings=said) for row in rows])
+    assert not any("doubt about the planned model" in note for note in hidden.notes), "it is said already"
+
+
+def test_what_rows_may_be_off_by_alike_is_weighted_as_each_fit_weighs_them_and_is_in_each_rows_own_interval():
+    how = {"study": "s", "wave": 1, "term": "x", "n": 500}
+    rows = [
+        Estimate(site=f"s{k}", yi=y, vi_sampling=v, vi_common=alike, **how)
+        for k, (y, v, alike) in enumerate(((0.0, 0.01, 0.04), (0.9, 0.04, 0.0), (0.2, 0.02, 0.09)))
+    ]
+    pooled = pool_estimates(rows)
+    assert pooled.tau2 > 0
+    assert pooled.fixed.shared == pytest.approx(in_common(rows, pooled.fixed.weights))
+    assert pooled.shared == pytest.approx(in_common(rows, pooled.weights))
+    assert pooled.fixed.shared != pytest.approx(pooled.shared)
+    (_, first), *_ = cumulative(pooled)
+    assert first.shared == pytest.approx(0.04)
+    mapped = replace(pooled, shared=pooled.shared + 0.5)  # as by a map onto one site's scale
+    assert mapped.fixed.shared == pytest.approx(pooled.fixed.shared + 0.5)
+    assert cumulative(mapped)[0][1].shared == pytest.approx(0.54)
+    assert pooled.row_errors == pytest.approx([0.05**0.5, 0.2, 0.11**0.5])
+    ends = pooled_data(pooled)["rows"][0]
+    assert ends["ci_ub"] - ends["ci_lb"] == pytest.approx(2 * 1.959964 * 0.05**0.5)
+    assert limits(pooled)[0] == pytest.approx((ends["ci_lb"], ends["ci_ub"]))
 
 
 def test_what_all_rows_may_be_off_by_alike_is_in_each_subgroup_and_in_no_difference():

@@ -21,7 +21,7 @@ from coordinator.services.compute.kept_estimates import KeptEstimates
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal, ParameterError
+from shared.errors import EstimateRefusal, IntegrityRefusal, ParameterError
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.tables.latent_class import consistent, fit
 from shared.mechanisms.tables.noise import CountTables, Zero, attributes
@@ -292,16 +292,20 @@ def hub(tmp_path, study):
     lead = SigningKey.generate()
     authority = Authority.create(tmp_path / "hub", coordinator=study.coordinator, names=("localhost",))
     keys: dict[str, SigningKey] = {}
+    signed = {study.version}
     with closing(Store.open(tmp_path / "hub")) as store:
         store.add_plan(sign_plan(study, [lead]), study)
 
-        def add(name: str, figures: pd.DataFrame, n: int, wave: int = 1) -> None:
+        def add(name: str, figures: pd.DataFrame, n: int, wave: int = 1, under: StudyPlan = study) -> None:
             if name not in keys:
                 invitation = authority.invite(name, [study.study], address="localhost:1", leads=[lead.public], days=300)
                 store.add_invitation(invitation)
                 keys[name] = join(store, invitation)
-            study.release.validate(study, figures, n)
-            deliver(store, study, name, keys[name], figures, wave=wave, n=n)
+            if under.version not in signed:
+                store.add_plan(sign_plan(under, [lead]), under)
+                signed.add(under.version)
+            under.release.validate(under, figures, n)
+            deliver(store, under, name, keys[name], figures, wave=wave, n=n)
 
         yield store, add
 
@@ -349,6 +353,33 @@ def test_three_sites_noisy_tables_are_pooled_and_the_forest_plot_says_posture_an
             asked = queries.ask(other, holding(other, study.study, 1), "mean(sbp)", cache=kept)
             assert repr(asked.estimates) == repr(found.estimates)
             assert len(other._tables._tables) == read
+
+
+def test_sites_of_the_same_terms_are_read_together_beside_others_and_without_a_bundle_that_cannot_be(
+    study, hub, monkeypatch
+):
+    store, add = hub
+    later = replace(study, version=study.version + 1, release=replace(study.release, epsilon=4.0))
+    of = {"alpha": study, "beta": study, "gamma": study, "delta": later, "kappa": later, "omega": later}
+    for seed, (name, plan) in enumerate(of.items()):
+        add(name, figures_of(plan, make_table(300, seed=seed), seed), 300, under=plan)
+
+    def asked(question: str) -> dict[str, str]:
+        found = queries.ask(store, holding(store, study.study, 1), question)
+        return {row.site: row.reason or row.how for row in found.estimates}
+
+    assert all("all sites' tables" in how for how in asked("ols(sbp) ~ chol").values())
+    read = site_answers.rows_of
+
+    def damaged(store, releases, taken):
+        if releases[0].site == "gamma":
+            raise IntegrityRefusal("a bundle must be the one that arrived", given="another")
+        return read(store, releases, taken)
+
+    monkeypatch.setattr(site_answers, "rows_of", damaged)
+    how = asked("ols(sbp) ~ chol")
+    assert "another" in how.pop("gamma")
+    assert all("all sites' tables" in one for one in how.values())
 
 
 def test_a_site_without_an_answer_has_a_reason_and_the_others_stay(study, hub):
