@@ -64,7 +64,7 @@ def answer(
         vi_privacy  = gᵀSg − Var(g·f) / n
         vi_common   = r (s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)²) + (step · b)²
 
-    where r is that of `_Room`, b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what entries
+    where r is that of `_Allowance`, b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what entries
     and their products can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of it is in
     v̄ already. What the model lacks other sites' models lack alike, so that a pool of such answers must not average it
     away. A mean or a share is the lines' own (`Share`).
@@ -82,7 +82,7 @@ def answer(
     drawn = _Drawn.of(model, question, found.n, levels, origin, draws)
     if not drawn.pushes:
         return _found_again(code, found, model, drawn, question, levels=levels, origin=origin)
-    room, (mean, scatter), out = _Room(model, question), reach.released(found), []
+    room, (mean, scatter), out = _Allowance(model, question), reach.released(found), []
     for row, move in zip(drawn.each[0], drawn.moves(reach, mean, scatter, found.n), strict=True):
         made = drawn.estimate(
             row.term,
@@ -119,7 +119,7 @@ def together(
         vi_privacy = gᵀS_k g − Var(g·f) / n_k + ((step_k − step) · b)²
         vi_common  = r (s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)²) + (step · b)²
 
-    where step is the mean over persons of the sites' step_k, and r as of `_Room`. A mean or a share is the lines' own
+    where step is the mean over persons of the sites' step_k, and r as of `_Allowance`. A mean or a share is the lines' own
     (`Share`). A site whose rows have no answer is left out.
 
     Args:
@@ -145,7 +145,7 @@ def together(
     if refused is not None and not drawn:
         raise refused
     moves = {site: drawn[site].moves(reach, seen[site][0], scatter, sites[site].n) for site in drawn}
-    room = _Room(model, question)
+    room = _Allowance(model, question)
     out: dict[str, list[Estimate]] = {site: [] for site in drawn}
     for k, term in _terms(drawn):
         there = {site: moves[site][at] for site, one in drawn.items() if (at := one.place(term, k)) is not None}
@@ -341,7 +341,7 @@ class _ProjectionStep:
         )
 
 
-class _Room:
+class _Allowance:
     """How much more than the model says an answer may be off, where lines do not show how spread a number is.
 
     An effect per unit of a number has an influence function in inverse proportion to the number's spread. Where that is

@@ -39,7 +39,7 @@ _HOW = "mean of the released lines, whose noise is known"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Seen:
+class _EntryMean:
     """value: mean of an entry among those who have one. persons, noise: parts of its variance. n, missing: persons."""
 
     value: float
@@ -104,7 +104,7 @@ class Share:
             for (site, one), anchor in zip(seen.items(), anchors, strict=True)
         }
 
-    def _seen(self, found: ProjectedMoments) -> _Seen:
+    def _seen(self, found: ProjectedMoments) -> _EntryMean:
         levels = len(self.block.column.levels)
         gone = self.block.at + 1 if self.block.numeric else self.block.at + levels
         gone = gone if gone < self.block.at + self.block.size else -1
@@ -122,7 +122,7 @@ class Share:
             low, high = self.block.column.span
             half = (high - low) / 2
             value, whole, noise = low + (value + 1) * half, whole * half**2, noise * half**2
-        return _Seen(
+        return _EntryMean(
             value=value,
             persons=max(whole - noise, 0.02 * noise / found.n, 1e-300),
             noise=noise,
@@ -130,7 +130,7 @@ class Share:
             missing=left_out,
         )
 
-    def _refused(self, seen: list[_Seen]) -> str:
+    def _refused(self, seen: list[_EntryMean]) -> str:
         """Why a share cannot be read on the logit scale; blank where it can."""
         if not self.logit:
             return ""
@@ -144,7 +144,7 @@ class Share:
             f"mean({self.question.outcome}) is pooled as it is"
         )
 
-    def _estimate(self, seen: _Seen, anchor: float, origin: Origin, refused: str) -> Estimate:
+    def _estimate(self, seen: _EntryMean, anchor: float, origin: Origin, refused: str) -> Estimate:
         from shared.estimands.answer import Estimate
 
         own: dict[str, Any] = {"term": self.question.labels[0], "n": seen.n, "n_missing": seen.missing, **origin}
