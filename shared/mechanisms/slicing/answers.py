@@ -64,8 +64,8 @@ def answer(
         vi_privacy  = gᵀSg − Var(g·f) / n
         vi_common   = r (s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)²) + (step · b)²
 
-    where r is that of `_Allowance`, b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what entries
-    and their products can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of it is in
+    where r is that of `_Allowance`, b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what
+    entries and their products can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of it is in
     v̄ already. What the model lacks other sites' models lack alike, so that a pool of such answers must not average it
     away. A mean or a share is the lines' own (`Share`).
 
@@ -119,8 +119,8 @@ def together(
         vi_privacy = gᵀS_k g − Var(g·f) / n_k + ((step_k − step) · b)²
         vi_common  = r (s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)²) + (step · b)²
 
-    where step is the mean over persons of the sites' step_k, and r as of `_Allowance`. A mean or a share is the lines' own
-    (`Share`). A site whose rows have no answer is left out.
+    where step is the mean over persons of the sites' step_k, and r as of `_Allowance`. A mean or a share is the lines'
+    own (`Share`). A site whose rows have no answer is left out.
 
     Args:
         sites: what each released. everybody: the same of all of them.
