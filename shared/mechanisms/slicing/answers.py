@@ -65,9 +65,9 @@ def answer(
         vi_common   = r (s² E(φ₂ − g·f)² + 0.05² E(φ − φ₂)²) + (step · b)²
 
     where r is that of `_Allowance`, b² is 1/9 and the doubt about the spread of the question's numbers, and φ₂ what
-    entries and their products can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of it is in
-    v̄ already. What the model lacks other sites' models lack alike, so that a pool of such answers must not average it
-    away. A mean or a share is the lines' own (`Share`).
+    entries and their products can follow of φ. What scatters gᵀSg are persons and noise together: the persons' part of
+    it is in v̄ already. What the model lacks other sites' models lack alike, so that a pool of such answers must not
+    average it away. A mean or a share is the lines' own (`Share`).
 
     Args:
         draws: m, at least 5.
