@@ -26,7 +26,8 @@ own counts as :math:`p_t`, so that the luck of the draw leaves with the step. Wi
 claim for n persons,
 
     vi_sampling = v̄ + E(φ − g)² / (m n)          patients, and the draw
-    vi_privacy  = σ²/n² ‖g‖² + s² E(φ₂ − g)² + 0.05² E(φ − φ₂)² + (step / 3)²
+    vi_privacy  = σ²/n² ‖g‖²
+    vi_common   = s² E(φ₂ − g)² + 0.05² E(φ − φ₂)² + (step / 3)²
 
 with φ₂ what functions of two cells can follow of φ: noise that came through, association that may have drowned, what
 lies beyond two columns, and what a straight step misses of a curved way. No number of draws takes v̄ or the noise away.
@@ -268,7 +269,7 @@ def combined(
     Args:
         hides: columns whose bins hide them (`unspread`).
         spread: the variance of a question without an influence function.
-        mean_step: of several sites whose model is one: what they lack alike is then `vi_common`.
+        mean_step: of several sites whose model is one; what sites' models lack alike is `vi_common` in any case.
     """
     row, draws = drawn.each[0][k], len(drawn.each)
     same = [[other for other in one if other.term == row.term] for one in drawn.each]
@@ -292,12 +293,10 @@ def combined(
         point += moved.by
         sampling = patients + moved.left / (drawn.rows * draws)
         lacking = MODEL_ERROR**2 * moved.drowned + UNSEEN_ERROR**2 * moved.beyond
-        privacy = moved.noise
-        if mean_step is None:
-            privacy += lacking + (STEP_ERROR * moved.by) ** 2
-        else:
-            privacy += (STEP_ERROR * (moved.by - mean_step)) ** 2
-            common = lacking + (STEP_ERROR * mean_step) ** 2
+        # What a site's own model lacks other sites' lack alike: no pool must average it away.
+        alike = moved.by if mean_step is None else mean_step
+        privacy = moved.noise + (STEP_ERROR * (moved.by - alike)) ** 2
+        common = lacking + (STEP_ERROR * alike) ** 2
         of = "all sites' tables" if mean_step is not None else "tables"
         how = f"{draws} synthetic {of} and one step to the released counts; noise exact, model error allowed for"
         warnings += _lost(moved, sampling + privacy + common)
