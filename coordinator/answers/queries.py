@@ -321,7 +321,7 @@ def ask(
         result=result,
         gap=pooled_gap(result, fitted_elsewhere(held), known),
         flows_known=tuple(known),
-        untold=unknown_gap(held, known, result),
+        untold=unknown_gap(held, known, question, result),
         sources=sources,
         as_of=held.as_of,
         revisions=held.revisions,

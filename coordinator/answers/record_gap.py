@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from coordinator.pooling.cautions import DENIED, denial
 from coordinator.pooling.gaps import Gap, released_flow, reperturbed
-from coordinator.pooling.intervals import BENT
+from coordinator.pooling.intervals import BENT, BETWEEN, UNMEASURED
 from shared.errors import Refusal
 from shared.estimands.answer import Estimand
+from shared.estimands.kinds import CURVED
 from shared.mechanisms.kinds import kind
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def fitted_elsewhere(held: ReleaseSelection) -> dict[str, float | None]:
     return out
 
 
-def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledResult) -> str:
+def unknown_gap(held: ReleaseSelection, known: Collection[str], question: Estimand, result: PooledResult) -> str:
     """Reason why the gap is unknown at sites of released rows not in `known`; empty where it can be estimated.
 
     The gap counts the release's noise, which falls with the number of rows. The flow's own error does not, and from
@@ -64,8 +65,15 @@ def unknown_gap(held: ReleaseSelection, known: Collection[str], result: PooledRe
         return _UNTOLD.format(
             f"the rows{which} deny the model behind {result.term}, and a flow draws worst the few that decide"
         )
-    if drawn and any(BENT in caution for caution in result.doubts):
-        return _UNTOLD.format(f"the outcome{which} is a curved function of a column that is drawn by a straight law")
+    unmeasured = [words for words in UNMEASURED if drawn and any(words in caution for caution in result.doubts)]
+    if unmeasured:
+        said = {
+            BENT: f"the outcome{which} is a curved function of a column that is drawn by a straight law",
+            BETWEEN: f"the flow alone{which} says how the question's columns hang together",
+        }
+        return _UNTOLD.format(said.get(unmeasured[0], f"the model{which} has a curved function of a column"))
+    if drawn and question.kind in CURVED and question.terms:
+        return _UNTOLD.format(f"one hazard{which} is drawn for all groups, but for what their proportions are")
     return ""
 
 

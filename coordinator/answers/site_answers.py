@@ -23,6 +23,7 @@ from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering, may_share_persons, require_addable
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
+from shared.plans.outcomes import drawn_last
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -280,6 +281,7 @@ def answers_of_sites(
     places = {site: _place(held, site) for site in held.parts if site not in beside}
     known = {} if cache is None else cache.answers(about, places.values())
     made: dict[Place, Sequence[Estimate]] = {}
+    lasts: dict[int, frozenset[str]] = {}
 
     def answering(site: str, releases: Sequence[AcceptedRelease]) -> Fitting[list[Estimate]]:
         answer = beside.get(site) or known.get(places.get(site, ()))
@@ -289,7 +291,7 @@ def answers_of_sites(
             raise unanswerable
         if answer is None:
             of_site = plans[releases[-1].plan_version]
-            answer = yield from _working_out(store, held, site, question, of_site, levels, taken, cache)
+            answer = yield from _working_out(store, held, site, question, of_site, levels, taken, cache, lasts)
             made[places[site]] = answer
         return [row if row.wave == wave else replace(row, wave=wave) for row in answer]
 
@@ -434,6 +436,7 @@ def _working_out(
     levels: Mapping[str, Any],
     taken: Collection[str],
     cache: EstimateCache | None,
+    lasts: dict[int, frozenset[str]],
 ) -> Fitting[list[Estimate]]:
     """One site's estimates, one per term, from its table or from its noisy figures; `plan` is its last release's."""
     releases = held.parts[site]
@@ -445,7 +448,22 @@ def _working_out(
     read, digests = partial(rows_of, store, releases, taken), tuple(release.bundle_sha256 for release in releases)
     surrogate = None if cache is None else cache.surrogate(digests)
     table = QuestionRows(read()) if cache is None else cache.rows(digests, read)
-    return (yield from site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate))
+    last = last_of(store, held, site, lasts)
+    return (yield from site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate, last=last))
+
+
+def last_of(
+    store: Store, held: ReleaseSelection, site: str, lasts: dict[int, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """Columns that every release of a site draws last.
+
+    Args:
+        lasts: what is known by plan version; more is added.
+    """
+    known = {} if lasts is None else lasts
+    for version in {release.plan_version for release in held.parts[site]} - known.keys():
+        known[version] = drawn_last(store.plan(held.study, version).plan)
+    return frozenset.intersection(*(known[release.plan_version] for release in held.parts[site]))
 
 
 def require_askable(question: Estimand, releases: Sequence[AcceptedRelease], plan: StudyPlan) -> None:
@@ -476,6 +494,7 @@ def site_answer(
     *,
     levels: Mapping[str, Any],
     surrogate: SurrogateSampler | None = None,
+    last: Collection[str] | None = None,
 ) -> Fitting[list[Estimate]]:
     """One site's estimates, one per term, from its released rows, with the variance of the patients behind them.
 
@@ -483,6 +502,7 @@ def site_answer(
         table: the site's rows, as they were released or as they were mapped.
         levels: as of `estimate`.
         surrogate: of the table, where the caller keeps it.
+        last: as of `last_of`, where the caller has it.
     Raises: what `shared.estimands.answer.estimate` raises.
     """
     releases = held.parts[site]
@@ -496,6 +516,7 @@ def site_answer(
             copies=copies(store, releases, held.combined),
             postures=[release.receipt.posture for release in releases],
             surrogate=surrogate,
+            last=last if last is not None else last_of(store, held, site),
         )
     )
 

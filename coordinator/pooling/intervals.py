@@ -40,7 +40,7 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ from shared.estimands.formulas import QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import REPEATED, TERMWISE
 from shared.estimands.questions import INTERCEPT, Kind
 from shared.estimands.splines import CURVES
+from shared.plans.outcomes import between_covariates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -415,6 +416,18 @@ BENT = (
     "The outcome is a curved function of a column that is drawn by a law straight in it: effects can lie further from "
     "the records' own than this interval says. Release the function as a column of its own, which sites derive."
 )
+BENT_TERM = (
+    "The model has a curved function of a column, such as its logarithm: what it does is drawn by laws straight in "
+    "the column itself, and was seen too near none by more than this interval says. Release the function as a column "
+    "of its own, which sites derive."
+)
+BETWEEN = "the flow alone says how they hang together"
+_BETWEEN = (
+    "No planned question has {} as its outcome, so that {}: its error is not in this interval, and was seen to be many "
+    "times its width between columns that go together strongly. Plan the question, and its outcome is drawn last."
+)
+UNMEASURED = (BENT, BENT_TERM, BETWEEN)
+"""In the cautions of an answer whose distance to the records' own is not known."""
 _STRAIGHT = 0.95
 """Least correlation of an outcome with the drawn column that it is a function of, for no caution."""
 _SKEWED = (
@@ -454,6 +467,7 @@ def releasing(
     copies: bool = False,
     postures: Sequence[str] = (),
     surrogate: SurrogateSampler | None = None,
+    last: Collection[str] | None = None,
 ) -> Fitting[list[Estimate]]:
     """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
 
@@ -465,13 +479,20 @@ def releasing(
         copies: as in `parts`.
         postures: of the releases: some have an error that no variance holds.
         surrogate: as in `effective_order`.
+        last: columns that the rows' plans draw last, where they draw outcomes last; None where that is not known.
     """
     weights = {draw.w for draw in draws if draw.w > 0}
     answered = any(row.yi is not None for row in estimates)
     orders = {}
     if weights and answered:
         orders = yield from _effective_order(table, question, max(weights), levels, surrogate)
-    bent = answered and any(draw.outcomes_last for draw in draws) and _bent(QuestionRows.of(table), question)
+    beside = []
+    if answered and any(draw.outcomes_last for draw in draws):
+        rows = QuestionRows.of(table)
+        beside += [BENT] if question.outcome and _bent(rows, question.outcome) else []
+        beside += [BENT_TERM] if any(_bent(rows, term) for term in set(question.terms) - set(question.shapes)) else []
+        if last is not None and (loose := between_covariates(question, last)):
+            beside.append(_BETWEEN.format(" or ".join(loose), BETWEEN))
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -499,8 +520,7 @@ def releasing(
             warnings.append(_SKEWED)
         if question.kind == "aft" and any(draw.w < _LITTLE for draw in draws):
             warnings.append(_TIMES)
-        if bent:
-            warnings.append(BENT)
+        warnings += beside
         if question.kind == "schoenfeld" or row.term.startswith("by_time("):
             warnings.append(_CHANGES)
         if question.cluster:
@@ -521,16 +541,16 @@ def releasing(
     return out
 
 
-def _bent(rows: QuestionRows, question: Estimand) -> bool:
-    """True if a question's outcome is a function of one column, and no nearly straight one where the rows are."""
-    node = parse(question.outcome) if question.outcome else None
-    if node is None or node.kind == "name" or is_logical(node):
+def _bent(rows: QuestionRows, text: str) -> bool:
+    """True if an outcome or a term is a function of one column, and no nearly straight one where the rows are."""
+    node = parse(text)
+    if node.kind == "name" or is_logical(node):
         return False
     try:
         (column,) = numeric_columns(node, rows)
-    except (KeyError, ValueError):  # of none, of several, or of a repeated one
+        x, y = rows.numbers(column), values(node, rows)
+    except (KeyError, ValueError, Refusal):  # of none, of several, of a repeated one, or no arithmetic
         return False
-    x, y = rows.numbers(column), values(node, rows)
     there = np.isfinite(x) & np.isfinite(y)
     if not there.any() or min(np.ptp(x[there]), np.ptp(y[there])) <= 0:
         return False

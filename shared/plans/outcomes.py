@@ -6,7 +6,7 @@ The column that a question compares between groups is an outcome too; the column
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shared.plans.dictionary import Column
     from shared.plans.plan import StudyPlan
 
-__all__ = ["PlannedOutcomes", "fitted_by", "planned_outcomes"]
+__all__ = ["PlannedOutcomes", "between_covariates", "drawn_last", "fitted_by", "planned_outcomes"]
 
 _MOST_LEFT_OUT = 30
 """Pairs that are kept apart at most: each is a term more of every law."""
@@ -82,6 +82,44 @@ def planned_outcomes(plan: StudyPlan) -> PlannedOutcomes | None:
     if plan.training.outcomes != "last":
         return None
     return _named(plan)
+
+
+def drawn_last(plan: StudyPlan) -> frozenset[str]:
+    """Names of the outcomes that are drawn last, by laws that read every other column; none where no outcome is."""
+    from shared.plans.encoding import Encoder
+
+    outcomes = planned_outcomes(plan)
+    if outcomes is None:
+        return frozenset()
+    columns = Encoder(dictionary=plan.dictionary).columns
+    return frozenset(columns[j].removesuffix(" missing") for group in outcomes.outcomes for j in group)
+
+
+def between_covariates(question: Estimand, last: Collection[str]) -> tuple[str, ...]:
+    """Columns that a question relates to each other though none of them is drawn last; none where it relates none so.
+
+    How such columns hang together only the flow says, and no law is put right on the records for it.
+
+    Args:
+        last: the columns that are drawn last (`drawn_last`).
+
+    >>> from shared.estimands.questions import parse_estimand
+    >>> between_covariates(parse_estimand("ols(children) ~ age + died"), {"died"})
+    ('children', 'age')
+    >>> between_covariates(parse_estimand("ols(age) ~ died"), {"died"})
+    ()
+    """
+    columns = question.columns
+    if question.kind == "correlation":
+        loose = tuple(name for name in columns if name not in last)
+        return loose if len(loose) > 1 else ()
+    if question.kind in ("table_one", "crosstab", "histogram"):
+        left = set(columns) - set(_names(question.by, question.subset)) if question.kind != "crosstab" else {columns[0]}
+    else:
+        left = set(_names(question.outcome, question.event, question.competing, question.duration))
+    own = [name for name in columns if name in left and name not in last]
+    beside = [name for name in columns if name not in left and name not in last]
+    return (*own, *beside) if own and beside else ()
 
 
 def fitted_by(plan: StudyPlan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from coordinator.answers.record_gap import MEASURED_TO, unknown_gap
 from coordinator.pooling.cautions import DENIED
 from coordinator.pooling.gaps import Gap, gap, pooled_gap, reperturbed
-from coordinator.pooling.intervals import Draw, kept_shares, with_release_variance
+from coordinator.pooling.intervals import BENT_TERM, BETWEEN, Draw, kept_shares, with_release_variance
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.errors import ParameterError
@@ -233,17 +234,17 @@ def pooled(*sandwich, term="x"):
 
 def test_no_distance_is_told_of_more_rows_than_it_was_seen_to_hold_for():
     half = MEASURED_TO // 2
-    assert unknown_gap(released(half, half), (), pooled()) == ""
-    assert "100,001 rows are pooled" in unknown_gap(released(half, half + 1), (), pooled())
+    assert unknown_gap(released(half, half), (), QUESTION, pooled()) == ""
+    assert "100,001 rows are pooled" in unknown_gap(released(half, half + 1), (), QUESTION, pooled())
     assert (
-        unknown_gap(released(half, half + 1), ("s1",), pooled()) == ""
+        unknown_gap(released(half, half + 1), ("s1",), QUESTION, pooled()) == ""
     )  # released again: what the flow takes away is known
-    assert unknown_gap(released(10**6, mechanism="tables"), (), pooled()) == ""
+    assert unknown_gap(released(10**6, mechanism="tables"), (), QUESTION, pooled()) == ""
 
 
 def test_no_distance_is_told_of_flows_that_draw_outcomes_with_covariates_or_saw_no_record_as_it_is():
-    assert "draws outcomes together" in unknown_gap(released(500, outcomes_last=0.0), (), pooled())
-    assert "was not fitted on the records" in unknown_gap(released(500, posture="public"), (), pooled())
+    assert "draws outcomes together" in unknown_gap(released(500, outcomes_last=0.0), (), QUESTION, pooled())
+    assert "was not fitted on the records" in unknown_gap(released(500, posture="public"), (), QUESTION, pooled())
 
 
 def test_no_distance_is_told_where_the_rows_deny_the_model():
@@ -251,23 +252,34 @@ def test_no_distance_is_told_where_the_rows_deny_the_model():
     two, doubted, well = released(500, 500), pooled(DENIED + 0.01), pooled(DENIED - 0.01)
     (caution,) = doubted.doubts
     assert "deny the model behind x" in caution
-    assert "not known: the rows deny the model behind x" in unknown_gap(two, (), doubted)
+    assert "not known: the rows deny the model behind x" in unknown_gap(two, (), QUESTION, doubted)
     assert well.doubts == ()
-    assert unknown_gap(two, (), well) == ""
+    assert unknown_gap(two, (), QUESTION, well) == ""
     assert pooled(DENIED + 0.01, term="share(crp[3 to 42.7])").doubts == (), "a share has no model and no covariate"
-    assert unknown_gap(two, ("s0", "s1"), doubted) == ""  # released again: what the flow does to such rows is known
-    assert unknown_gap(released(500, mechanism="tables"), (), doubted) == ""
+    assert (
+        unknown_gap(two, ("s0", "s1"), QUESTION, doubted) == ""
+    )  # released again: what the flow does to such rows is known
+    assert unknown_gap(released(500, mechanism="tables"), (), QUESTION, doubted) == ""
 
 
 def test_where_some_sites_were_released_again_a_distance_is_withheld_for_what_the_others_rows_say():
     """It was withheld for a site whose flow was measured, and told where such a site outweighed one that denies."""
     two, one_denies = released(500, 500), pooled(2 * DENIED, 1.0)
     assert one_denies.doubts
-    assert unknown_gap(two, ("s0",), one_denies) == "", "s0 was released again, and s1 denies nothing"
-    why = unknown_gap(two, ("s1",), one_denies)
+    assert unknown_gap(two, ("s0",), QUESTION, one_denies) == "", "s0 was released again, and s1 denies nothing"
+    why = unknown_gap(two, ("s1",), QUESTION, one_denies)
     assert "the rows of s0, which could not be released again, deny the model behind x" in why
     hardly = pooled(1.2 * DENIED, 0.5)
     assert hardly.doubts == ()
-    assert "the rows of s0," in unknown_gap(two, ("s1",), hardly)
-    many = unknown_gap(released(MEASURED_TO + 1, 500), ("s1",), pooled())
+    assert "the rows of s0," in unknown_gap(two, ("s1",), QUESTION, hardly)
+    many = unknown_gap(released(MEASURED_TO + 1, 500), ("s1",), QUESTION, pooled())
     assert "100,001 rows of s0, which could not be released again, are pooled" in many
+
+
+def test_no_distance_is_told_of_what_the_flow_alone_draws_of_a_curved_term_or_of_curves_by_group():
+    for words, said in ((BETWEEN, "the flow alone says how"), (BENT_TERM, "a curved function of a column")):
+        result = replace(pooled(), doubts=(f"Something: {words}.",))
+        assert said in unknown_gap(released(500), (), QUESTION, result)
+    by_group = parse_estimand("km(time, died, at = 5) ~ arm")
+    assert "one hazard is drawn for all groups" in unknown_gap(released(500), (), by_group, pooled())
+    assert unknown_gap(released(500), (), parse_estimand("km(time, died, at = 5)"), pooled()) == ""

@@ -195,7 +195,13 @@ def test_with_hardly_any_noise_an_answer_is_that_of_the_records(clean, text):
         assert one.yi is not None
         assert one.how
         # Both are of the same persons: what is between them is binning, drawing and the little noise.
-        assert abs(one.yi - other.yi) < 2.5 * np.sqrt(one.vi + one.vi_common), (text, one.term, one.yi, other.yi, one.vi)
+        assert abs(one.yi - other.yi) < 2.5 * np.sqrt(one.vi + one.vi_common), (
+            text,
+            one.term,
+            one.yi,
+            other.yi,
+            one.vi,
+        )
         assert 0.5 < one.vi_sampling / other.vi_sampling < 2
 
 
