@@ -22,6 +22,7 @@ __all__ = [
     "BLOCKS",
     "TAILED",
     "cautions_of",
+    "levels_of",
     "names_of",
     "of_one_overlap",
     "plain",
@@ -72,9 +73,22 @@ TAILED = (
     "bounds of {name}; another answer has it as far as the mean moves it, and may be off by more. A larger ε, or "
     "{name} in bands or as its logarithm, tells more."
 )
+_LEVELS = (
+    "{name} has several levels, each of which the rows behind this answer have as a column of its own: how other "
+    "covariates differ between them was seen much nearer none than the records have it, whatever the ε, which is not "
+    "in the interval. Noisy tables tell such differences."
+)
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
 out. Worlds that settings are chosen by are far above it, or have next to none."""
+
+
+def levels_of(question: Estimand, design: Design) -> list[str]:
+    """Cautions of a question of synthetic rows that relates a nominal covariate to other covariates."""
+    covariates = {design.spec.covariates[j] for j in range(design.p)}
+    nominal = [factor.column.name for factor in design.factors if factor.column.name in question.columns]
+    beside = [name for name in question.columns if name in covariates or name in nominal]
+    return [_LEVELS.format(name=name) for name in nominal if len(beside) > 1]
 
 
 @lru_cache(maxsize=16)

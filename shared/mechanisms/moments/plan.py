@@ -43,6 +43,7 @@ from shared.mechanisms.moments.figures import (
     BLOCKS,
     TAILED,
     cautions_of,
+    levels_of,
     names_of,
     of_one_overlap,
     planned_terms,
@@ -386,7 +387,7 @@ class MomentsPlan(LabelledFigures):
         }
         unmoved = tuple(sorted({j for j, _, _ in tails}))
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
-        warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved))
+        warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved), *levels_of(question, design))
         return answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
 
     def together(
