@@ -29,7 +29,7 @@ from shared.mechanisms.moments.noise import Design, MomentsRelease
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.dictionary import NUMERIC, Column
 
-__all__ = ["Tail", "coarse", "drawn_together", "hidden_tails", "normal_beyond"]
+__all__ = ["Tail", "beside_margin", "coarse", "drawn_together", "hidden_tails", "normal_beyond"]
 
 special = deferred("scipy.special")
 
@@ -192,6 +192,25 @@ def hidden_tails(release: MomentsRelease, design: Design, j: int, *, alike: bool
         seen = float(along @ (counts - n * share)) / sigma
         found.append(Tail(share=share, more=along * (sigma / n), seen=seen, edges=within, column=column))
     return tuple(found)
+
+
+def beside_margin(releases: Sequence[MomentsRelease], design: Design, j: int) -> float:
+    """Squared distance of covariate j's mean by its histograms to that by its smooth margins, beyond their noise.
+
+    Persons lie in the middle of their cells in both. What noise alone makes of it is taken off: 0 where it is no more.
+    """
+    column, edges, far, noise = design.covariates[j], design.edges[j], 0.0, 0.0
+    if column.kind not in NUMERIC:
+        return 0.0
+    within, sigma = _within(edges, column), sigma_of(design.spec, 0)
+    middles, persons = (within[1:] + within[:-1]) / 2, sum(release.n for release in releases)
+    for release in releases:
+        counts = release.histograms[j].astype(float)
+        share = smooth_share(counts, release.n, sigma, edges, design.spec.margins)
+        away = middles - share @ middles
+        far += float(away @ (counts - release.n * share)) / persons
+        noise += (sigma / persons) ** 2 * float(away @ away)
+    return max(far**2 - noise, 0.0)
 
 
 def _within(edges: Array, column: Column) -> Array:

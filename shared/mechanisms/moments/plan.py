@@ -48,7 +48,7 @@ from shared.mechanisms.moments.figures import (
     of_one_overlap,
     planned_terms,
 )
-from shared.mechanisms.moments.histograms import Tail, coarse, hidden_tails, normal_beyond
+from shared.mechanisms.moments.histograms import Tail, beside_margin, coarse, hidden_tails, normal_beyond
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_of, places
@@ -388,7 +388,9 @@ class MomentsPlan(LabelledFigures):
         unmoved = tuple(sorted({j for j, _, _ in tails}))
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
         warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved), *levels_of(question, design))
-        return answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
+        rows = answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
+        beside = _beside_margins(releases, design, question) if not unmoved else 0.0
+        return [row if row.yi is None else replace(row, vi_common=row.vi_common + beside) for row in rows]
 
     def together(
         self,
@@ -545,6 +547,14 @@ def _tails(releases: tuple[bytes, ...], design: Design) -> tuple[dict[int, tuple
     given = [read(data, design) for data in releases]
     tailed = [j for j in range(design.p) if any(hidden_tails(release, design, j) for release in given)]
     return tuple({j: hidden_tails(release, design, j, alike=True) for j in tailed} for release in given)
+
+
+def _beside_margins(releases: tuple[bytes, ...], design: Design, question: Estimand) -> float:
+    """Variance of a mean from what its column's smooth margins are seen to be off by: most often at all sites alike."""
+    if question.kind != "mean" or question.outcome not in design.spec.covariates:
+        return 0.0
+    given = [read(data, design) for data in releases]
+    return beside_margin(given, design, design.spec.covariates.index(question.outcome))
 
 
 @lru_cache(maxsize=16)
