@@ -18,6 +18,7 @@ from coordinator.answers.spending import ReleasePrices
 from shared.base.canonical import canonical_json
 from shared.errors import EstimateRefusal, ParameterError, StateRefusal
 from shared.mechanisms.kinds import kind
+from shared.plans.outcomes import drawn_last
 from shared.privacy.stated import all_given
 from shared.terminal import plain
 
@@ -33,6 +34,7 @@ __all__ = [
     "DeliveredSites",
     "ReleaseSelection",
     "holding",
+    "last_of",
     "moved",
     "page_of",
     "rows_of",
@@ -313,6 +315,20 @@ def rows_of(store: Store, releases: Sequence[AcceptedRelease], withdrawn: Collec
 
     tables = [store.table(release, withdrawn=withdrawn) for release in releases]
     return tables[0] if len(tables) == 1 else pd.concat(tables, ignore_index=True)
+
+
+def last_of(
+    store: Store, held: ReleaseSelection, site: str, lasts: dict[int, frozenset[str]] | None = None
+) -> frozenset[str]:
+    """Columns that every release of a site draws last.
+
+    Args:
+        lasts: what is known by plan version; more is added.
+    """
+    known = {} if lasts is None else lasts
+    for version in {release.plan_version for release in held.parts[site]} - known.keys():
+        known[version] = drawn_last(store.plan(held.study, version).plan)
+    return frozenset.intersection(*(known[release.plan_version] for release in held.parts[site]))
 
 
 def _behind(

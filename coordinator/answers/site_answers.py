@@ -23,7 +23,6 @@ from shared.estimands.formulas import QuestionRows
 from shared.estimands.questions import SURVIVAL
 from shared.mechanisms.base import Answering, may_share_persons, require_addable
 from shared.mechanisms.latent_noise.plan import TRAINED_BEFORE
-from shared.plans.outcomes import drawn_last
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from coordinator.store.store import AcceptedRelease, Store
     from shared.plans.plan import StudyPlan
     from shared.releases.receipt import Receipt
-from coordinator.answers.release_selection import ReleaseSelection, moved, rows_of
+from coordinator.answers.release_selection import ReleaseSelection, last_of, moved, rows_of
 from coordinator.answers.resolving import absent, lacking, reason_of, resolve
 
 __all__ = [
@@ -367,23 +366,21 @@ def _together(
     cache: EstimateCache | None,
 ) -> dict[str, list[Estimate]]:
     """Site to its answer beside the other sites', where they released figures under plans of the same terms."""
-    versions = sorted({one.plan_version for releases in held.parts.values() for one in releases})
+    versions = {one.plan_version for releases in held.parts.values() for one in releases}
     plans = {version: store.plan(held.study, version).plan for version in versions}
-    if not isinstance(plans[versions[-1]].release, Answering) or held.combined:
+    if not isinstance(plans[max(versions)].release, Answering) or held.combined:
         return {}
     groups: list[tuple[tuple[Any, ...], list[str]]] = []
     for site, releases in held.parts.items():
         # What figures must agree in to be read together; their noise follows from δ.
-        used = [plans[one.plan_version] for one in releases]
+        used = (plans[one.plan_version] for one in releases)
         first, *others = [(one.release, one.dictionary, one.budget.delta) for one in used]
         if any(one != first for one in others):
             continue  # it answers for itself, or says why it cannot
-        for terms, sites in groups:
-            if terms == first:
-                sites.append(site)
-                break
-        else:
-            groups.append((first, [site]))
+        sites = next((sites for terms, sites in groups if terms == first), [])
+        sites.append(site)
+        if len(sites) == 1:
+            groups.append((first, sites))
     found: dict[str, list[Estimate]] = {}
     for _, sites in groups:
         plan = plans[max(one.plan_version for site in sites for one in held.parts[site])]
@@ -414,8 +411,7 @@ def _of_one_plan(
             except Refusal as refusal:
                 reason_of(refusal)  # of one site's bundle, which answers for itself
                 whole = False
-        origins = {site: _origin(held, site) for site in figures}
-        answers = release.together(plan, figures, question, origins=origins)
+        answers = release.together(plan, figures, question, origins={site: _origin(held, site) for site in figures})
         rows = [row for found in answers.values() for row in found]
         if cache is not None and whole:
             cache.keep(about, held.study, {place: rows}, held.used)
@@ -450,20 +446,6 @@ def _working_out(
     table = QuestionRows(read()) if cache is None else cache.rows(digests, read)
     last = last_of(store, held, site, lasts)
     return (yield from site_answer(store, held, site, question, table, levels=levels, surrogate=surrogate, last=last))
-
-
-def last_of(
-    store: Store, held: ReleaseSelection, site: str, lasts: dict[int, frozenset[str]] | None = None
-) -> frozenset[str]:
-    """Columns that every release of a site draws last.
-
-    Args:
-        lasts: what is known by plan version; more is added.
-    """
-    known = {} if lasts is None else lasts
-    for version in {release.plan_version for release in held.parts[site]} - known.keys():
-        known[version] = drawn_last(store.plan(held.study, version).plan)
-    return frozenset.intersection(*(known[release.plan_version] for release in held.parts[site]))
 
 
 def require_askable(question: Estimand, releases: Sequence[AcceptedRelease], plan: StudyPlan) -> None:

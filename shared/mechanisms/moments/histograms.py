@@ -194,14 +194,16 @@ def hidden_tails(release: MomentsRelease, design: Design, j: int, *, alike: bool
     return tuple(found)
 
 
-def beside_margin(releases: Sequence[MomentsRelease], design: Design, j: int) -> float:
-    """Squared distance of covariate j's mean by its histograms to that by its smooth margins, beyond their noise.
+def beside_margin(releases: Sequence[MomentsRelease], design: Design, name: str) -> float:
+    """Squared distance of a covariate's mean by its histograms to that by its smooth margins, beyond their noise.
 
-    Persons lie in the middle of their cells in both. What noise alone makes of it is taken off: 0 where it is no more.
+    Persons lie in the middle of their cells in both. What noise alone makes of it is taken off: 0 where it is no more,
+    and of what is no numeric covariate. Most often margins are off by it at all sites alike.
     """
-    column, edges, far, noise = design.covariates[j], design.edges[j], 0.0, 0.0
-    if column.kind not in NUMERIC:
+    j = design.spec.covariates.index(name) if name in design.spec.covariates else -1
+    if j < 0 or design.covariates[j].kind not in NUMERIC:
         return 0.0
+    column, edges, far, noise = design.covariates[j], design.edges[j], 0.0, 0.0
     within, sigma = _within(edges, column), sigma_of(design.spec, 0)
     middles, persons = (within[1:] + within[:-1]) / 2, sum(release.n for release in releases)
     for release in releases:

@@ -389,7 +389,8 @@ class MomentsPlan(LabelledFigures):
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
         warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved), *levels_of(question, design))
         rows = answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
-        beside = _beside_margins(releases, design, question) if not unmoved else 0.0
+        given = [read(data, design) for data in releases] if question.kind == "mean" and not unmoved else []
+        beside = beside_margin(given, design, question.outcome)
         return [row if row.yi is None else replace(row, vi_common=row.vi_common + beside) for row in rows]
 
     def together(
@@ -485,8 +486,7 @@ def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str
     """Site to what its releases say, all looked at together; empty where the figures determine nothing."""
     if not releases:
         return {}
-    owners = [site for site, several in releases.items() for _ in several]
-    every = tuple(one for several in releases.values() for one in several)
+    owners, every = zip(*((site, one) for site, several in releases.items() for one in several), strict=True)
     _seen(every, design)
     try:
         effects = [place.effects for place in _placed(every, design, alike=True)]
@@ -547,14 +547,6 @@ def _tails(releases: tuple[bytes, ...], design: Design) -> tuple[dict[int, tuple
     given = [read(data, design) for data in releases]
     tailed = [j for j in range(design.p) if any(hidden_tails(release, design, j) for release in given)]
     return tuple({j: hidden_tails(release, design, j, alike=True) for j in tailed} for release in given)
-
-
-def _beside_margins(releases: tuple[bytes, ...], design: Design, question: Estimand) -> float:
-    """Variance of a mean from what its column's smooth margins are seen to be off by: most often at all sites alike."""
-    if question.kind != "mean" or question.outcome not in design.spec.covariates:
-        return 0.0
-    given = [read(data, design) for data in releases]
-    return beside_margin(given, design, design.spec.covariates.index(question.outcome))
 
 
 @lru_cache(maxsize=16)

@@ -217,13 +217,13 @@ def test_a_mean_counts_what_its_smooth_margin_is_seen_to_be_off_by(monkeypatch):
         return np.append(0.0, 0.9 * share[:-1]) + 0.1 * share  # nine in ten are a cell further up
 
     monkeypatch.setattr(histograms, "smooth_share", too_high)
-    found = beside_margin([release], design, 0)
+    found = beside_margin([release], design, "age")
     width = design.edges[0][1] - design.edges[0][0]
     middles = (design.edges[0][1:] + design.edges[0][:-1]) / 2
     noise = (sigma / 3000) ** 2 * float(((middles - middles.mean()) ** 2).sum())
     assert math.sqrt(found) == pytest.approx(0.9 * width, abs=4 * math.sqrt(noise))
-    assert beside_margin([release, release], design, 0) > found, "of two releases the noise is less"
-    assert beside_margin([release], design, 2) == 0, "a level has no margin"
+    assert beside_margin([release, release], design, "age") > found, "of two releases the noise is less"
+    assert beside_margin([release], design, "sex") == 0, "a level has no margin"
 
     def common(text: str) -> float:
         levels = {"sex": SEX.levels}
