@@ -486,13 +486,8 @@ def releasing(
     orders = {}
     if weights and answered:
         orders = yield from _effective_order(table, question, max(weights), levels, surrogate)
-    beside = []
-    if answered and any(draw.outcomes_last for draw in draws):
-        rows = QuestionRows.of(table)
-        beside += [BENT] if question.outcome and _bent(rows, question.outcome) else []
-        beside += [BENT_TERM] if any(_bent(rows, term) for term in set(question.terms) - set(question.shapes)) else []
-        if last is not None and (loose := between_covariates(question, last)):
-            beside.append(_BETWEEN.format(" or ".join(loose), BETWEEN))
+    by_laws = answered and any(draw.outcomes_last for draw in draws)
+    beside = _of_straight_laws(QuestionRows.of(table), question, last) if by_laws else []
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -539,6 +534,14 @@ def releasing(
             )
         )
     return out
+
+
+def _of_straight_laws(rows: QuestionRows, question: Estimand, last: Collection[str] | None) -> list[str]:
+    """Cautions of a question about rows whose outcomes were drawn last, by laws straight in the columns."""
+    found = [BENT] if question.outcome and _bent(rows, question.outcome) else []
+    found += [BENT_TERM] if any(_bent(rows, term) for term in set(question.terms) - set(question.shapes)) else []
+    loose = () if last is None else between_covariates(question, last)
+    return [*found, *([_BETWEEN.format(" or ".join(loose), BETWEEN)] if loose else [])]
 
 
 def _bent(rows: QuestionRows, text: str) -> bool:
