@@ -476,7 +476,7 @@ def site_answer(
     *,
     levels: Mapping[str, Any],
     surrogate: SurrogateSampler | None = None,
-    last: Collection[str] | None = None,
+    last: frozenset[str] | None = None,
 ) -> Fitting[list[Estimate]]:
     """One site's estimates, one per term, from its released rows, with the variance of the patients behind them.
 
@@ -493,12 +493,11 @@ def site_answer(
             (yield from estimating(table, question, levels, **_origin(held, site))),
             table,
             question,
-            draws_of(releases, held.behind[site]),
+            [replace(draw, last=last or last_of(store, held, site)) for draw in draws_of(releases, held.behind[site])],
             levels=levels,
             copies=copies(store, releases, held.combined),
             postures=[release.receipt.posture for release in releases],
             surrogate=surrogate,
-            last=last if last is not None else last_of(store, held, site),
         )
     )
 

@@ -40,7 +40,7 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,7 @@ class Draw:
         fitted_on: persons the flow was fitted on; None if it was fitted on no record.
         among: True if those persons are among the table's.
         outcomes_last: True if the outcomes were drawn from a law given the covariates, not by the flow.
+        last: names of these outcomes; None where they are not known.
     """
 
     rows: int
@@ -113,6 +114,7 @@ class Draw:
     fitted_on: int | None
     among: bool = True
     outcomes_last: bool = False
+    last: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or not 0 <= self.w < 1 or (self.fitted_on is not None and self.fitted_on < 1):
@@ -467,7 +469,6 @@ def releasing(
     copies: bool = False,
     postures: Sequence[str] = (),
     surrogate: SurrogateSampler | None = None,
-    last: Collection[str] | None = None,
 ) -> Fitting[list[Estimate]]:
     """The same estimates with the variance of the patients behind the rows; the rows' own stays as `vi_naive`.
 
@@ -479,7 +480,6 @@ def releasing(
         copies: as in `parts`.
         postures: of the releases: some have an error that no variance holds.
         surrogate: as in `effective_order`.
-        last: columns that the rows' plans draw last, where they draw outcomes last; None where that is not known.
     """
     weights = {draw.w for draw in draws if draw.w > 0}
     answered = any(row.yi is not None for row in estimates)
@@ -487,7 +487,7 @@ def releasing(
     if weights and answered:
         orders = yield from _effective_order(table, question, max(weights), levels, surrogate)
     by_laws = answered and any(draw.outcomes_last for draw in draws)
-    beside = _of_straight_laws(QuestionRows.of(table), question, last) if by_laws else []
+    beside = _of_straight_laws(QuestionRows.of(table), question, draws) if by_laws else []
     out = []
     for row in estimates:
         if row.vi_sampling is None:
@@ -536,11 +536,12 @@ def releasing(
     return out
 
 
-def _of_straight_laws(rows: QuestionRows, question: Estimand, last: Collection[str] | None) -> list[str]:
+def _of_straight_laws(rows: QuestionRows, question: Estimand, draws: Sequence[Draw]) -> list[str]:
     """Cautions of a question about rows whose outcomes were drawn last, by laws straight in the columns."""
     found = [BENT] if question.outcome and _bent(rows, question.outcome) else []
     found += [BENT_TERM] if any(_bent(rows, term) for term in set(question.terms) - set(question.shapes)) else []
-    loose = () if last is None else between_covariates(question, last)
+    last = [draw.last for draw in draws if draw.last is not None]
+    loose = between_covariates(question, frozenset.intersection(*last)) if last else ()
     return [*found, *([_BETWEEN.format(" or ".join(loose), BETWEEN)] if loose else [])]
 
 
