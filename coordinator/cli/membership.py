@@ -371,7 +371,8 @@ def lead_retire(
             words = (
                 f"The newest plan of {study} rests on this signature: a site that has not fetched it yet will not take"
             )
-            out.print(f"{words} it. Sign it anew: coordinator plan amend {study}.", style="yellow")
+            step = f"Add a lead's signature: coordinator plan cosign {study}; no site is asked again."
+            out.print(f"{words} it. {step}", style="yellow")
 
     return VerbAnswer(answer, show)
 

@@ -199,7 +199,9 @@ class Analysts:
             raise StateRefusal(
                 "one token in force must be named to be replaced",
                 given=f"{len(found)} of {name!r}",
-                next_step="Name it by its id: coordinator analyst list." if found else "See coordinator analyst list.",
+                next_step="Name it by its id: coordinator analyst list."
+                if found
+                else "One that expired or was revoked has no successor: coordinator analyst add makes a new one.",
             )
         return found[0]
 

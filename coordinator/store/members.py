@@ -187,7 +187,11 @@ def enrolment(store: Database, site: str) -> RegisteredSite:
     for found in _sites(store, _NAMED, {"site": site}):
         return found
     known = [one.site for one in all_sites(store)]
-    step = meant(site, known, what="It runs site-agent join with its invitation. Sites that have asked")
+    invited = sa.select(db.invitations.c.site).where(db.invitations.c.site == site).limit(1)
+    if store.read(lambda c: c.execute(invited).first()):  # so its name is no slip of another's
+        step = f"It runs site-agent join with its invitation. Sites that have asked: {', '.join(known) or 'none yet'}."
+    else:
+        step = meant(site, known, what="It runs site-agent join with its invitation. Sites that have asked")
     raise StateRefusal("the site must have asked to join", given=repr(site), next_step=step)
 
 

@@ -469,7 +469,8 @@ def bound_socket(listen: str) -> socket.socket:
         raise NetworkRefusal(
             "the server's port must be free",
             given=f"{listen}, which is in use or not ours",
-            next_step="See listen.",
+            next_step="End what uses it, or choose another port in coordinator.toml (`listen` is that of the sites: "
+            "the address and invitations change with it).",
         ) from None
 
 

@@ -643,6 +643,14 @@ def test_a_site_is_let_in_only_with_the_fingerprint_of_its_key(collected):
     assert {site["state"] for site in collected("sites")[1]} == {"accepted"}
 
 
+def test_a_site_that_has_not_asked_yet_is_not_taken_for_another_of_nearly_its_name(collected, tmp_path):
+    assert collected("invite", "gama", "--study", "cvd", "--out", tmp_path / "gama.invitation")[0] == 0
+    steps = [collected("accept", site, "--fingerprint", "0")[1]["refused"]["next_step"] for site in ("gama", "waitng")]
+    assert "gama" not in (site["site"] for site in collected("sites")[1])
+    assert steps[0].startswith("It runs site-agent join with its invitation. Sites that have asked: alpha, beta, gamma")
+    assert steps[1] == "Did you mean 'waiting'?"
+
+
 def test_an_invitation_of_a_site_that_takes_part_says_that_it_needs_none(collected, tmp_path):
     argv = ("--study", "cvd", "--out", tmp_path / "again.invitation", "--dry-run")
     assert [collected("invite", site, *argv)[1]["takes_part"] for site in ("alpha", "new")] == [True, False]

@@ -17,6 +17,7 @@ from stage.hospital_side import site_desk
 from stage.hospital_side.recovery import PLAN
 from stage.processes.theatre import exit_code
 
+from coordinator.cli import main as coordinator
 from coordinator.services.membership import Members
 from coordinator.store.rows import ResultDraft
 from shared.base.chain import GENESIS
@@ -576,6 +577,10 @@ def test_leads_come_and_go_by_the_signatures_of_those_who_lead_and_sites_follow(
     assert north.desk.config.studies == ("mini", "stroke")
     hub.lead("lead", "retire", "lead", "--key", "lead", "--key", "b", expect=2)
     hub.lead("lead", "add", "c", "--key", "lead", "--key", "b")
+    hub.capsys.readouterr()
+    assert coordinator(["--home", str(hub.home), "lead", "retire", "lead", "--dry-run"]) == 0
+    shown = " ".join(hub.capsys.readouterr().out.split())
+    assert "coordinator plan cosign mini; no site is asked again" in shown
     gone = hub.lead("lead", "retire", "lead", "--key", "c", "--key", "b")
     assert gone["to_sign_anew"] == ["mini", "stroke"], "signed by one who has left, alone"
     hub.publish("mini", version=2)

@@ -334,8 +334,9 @@ def test_what_goes_wrong_while_reading_the_file_is_raised_as_it_is(authority, an
 def test_a_port_that_is_taken_is_refused(authority, answers, server):
     service = Service(name=SERVICE, methods=wire.COLLECTION, handlers=answers.handlers)
     taken = PortSettings(listen=f"127.0.0.1:{server.port}", credentials=authority.server)
-    with pytest.raises(NetworkRefusal, match="port"):
+    with pytest.raises(NetworkRefusal, match="choose another port in coordinator") as refusal:
         Server(service, taken)
+    assert f":{server.port}, which is in use" in refusal.value.given
 
 
 def test_credentials_never_show_their_key(authority):

@@ -209,6 +209,9 @@ def test_a_token_is_replaced_by_one_for_the_same_and_the_old_one_ends_then_or_af
         answer = json.loads(capsys.readouterr().out)
         return answer if code == 0 else answer["refused"]["code"]
 
+    step = "coordinator analyst add makes a new one"
+    with pytest.raises(StateRefusal, match=step):
+        desk.analysts.replaceable("rae", today=TODAY)
     now = dt.datetime.now(dt.UTC).date()
     files = [tmp_path / f"{number}.json" for number in range(4)]
     first = said("add", "rae", "--study", "cvd", "--role", "lead", "--out", f"{files[0]}")
