@@ -82,16 +82,23 @@ def _clock(authority: Authority, store: Store) -> Iterable[Finding]:
 
 
 def misdated(authority: Authority, store: Store) -> list[tuple[str, str]]:
-    """Certificates in use whose dates are wrong: (whose, what is wrong)."""
+    """Certificates in use whose dates are wrong: (whose, what is wrong).
+
+    A site's that has come to its end is not among them: the site renews it late
+    (`coordinator.store.site_certificates.outlook`).
+    """
     from cryptography import x509
 
     from coordinator.services.authority import SERVER_DAYS, SITE_DAYS
 
+    now = authority.now()
     made: list[tuple[str, x509.Certificate, int]] = [("the server", authority.server_certificate, SERVER_DAYS)]
     for site in store.sites():
         if site.state == "accepted" and site.certificate_pem:
-            made.append((site.site, x509.load_pem_x509_certificate(site.certificate_pem.encode()), SITE_DAYS))
-    named = [(whose, authority.misdated(certificate, days, authority.now())) for whose, certificate, days in made]
+            certificate = x509.load_pem_x509_certificate(site.certificate_pem.encode())
+            if now <= certificate.not_valid_after_utc:
+                made.append((site.site, certificate, SITE_DAYS))
+    named = [(whose, authority.misdated(certificate, days, now)) for whose, certificate, days in made]
     return [(whose, wrong) for whose, wrong in named if wrong]
 
 

@@ -320,3 +320,19 @@ def test_a_signed_reading_is_nothing_else(hub):
     envelope = reading.signed(LEAD)
     assert envelope.payload_type == CLOCK_TYPE
     assert open_reading(envelope, LEAD.public).when == NOW
+
+
+def test_a_sites_certificate_that_has_ended_is_renewed_late_and_no_site_is_to_be_revoked_for_it(hub, capsys):
+    key, now = ec.generate_private_key(ec.SECP256R1()), utc_now()
+    subject, made = hub.authority.certificate.subject, _name("north")
+    ended = _builder(made, subject, key.public_key(), now - YEAR, now - DAY).sign(hub.authority.key, hashes.SHA256())
+    request = hub.store.enrolment("north").csr_pem
+    assert hub.store.forget_certificate("north")
+    hub.store.set_certificate("north", request, ended.public_bytes(Encoding.PEM).decode())
+    code, answer = coordinator(capsys, hub, "doctor")
+    lines = [one for one in answer["checks"] if "north" in one["detail"]]
+    assert code == 0
+    assert [one["fix"].partition(";")[0] for one in lines] == ["north runs site-agent renew --late"]
+    assert not [one for one in answer["checks"] if "revoke" in one["fix"]]
+    assert coordinator(capsys, hub, "clock")[1]["misdated"] == []
+    assert coordinator(capsys, hub, "clock", "repair")[1]["certificates"] == []
