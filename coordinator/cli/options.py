@@ -113,8 +113,8 @@ def open_store(config: CoordinatorConfig, *, reads: bool = False) -> Iterator[St
     from coordinator.store.members import UNKNOWN_PLAN
     from coordinator.store.store import Store
 
-    patience = {"patience": BRIEFLY} if reads else {}
-    with closing(Store.open(config.home, config.store, config.bundles, **patience)) as store:
+    patience = BRIEFLY if reads else None
+    with closing(Store.open(config.home, config.store, config.bundles, patience=patience)) as store:
         try:
             yield store
         except PlanRefusal as refusal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ from shared.terminal import VerbAnswer, console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from coordinator.services.authority import Authority
 
 LOCAL_HOSTS = ("127.0.0.1", "0.0.0.0", "localhost", "[::]")
 """Listening addresses that a browser on the same machine can reach as localhost."""
@@ -81,7 +84,9 @@ def init(
     )
     leads = list(dict.fromkeys(lead or ["lead"]))
     _require_leads(leads, threshold)
-    _require_new(home)
+    # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
+    used = replace(config, store=os.environ.get(STORE_VARIABLE) or database)
+    _require_new(used)
     made: dict[str, Any] = {"home": str(home), "name": name, "address": address, "names": config.names}
     if dry_run:
         return VerbAnswer({**made, "created": False}, f"would create {home} for {name} at {address}")
@@ -98,11 +103,8 @@ def init(
     # The settings are written last: an init that was interrupted is started again, and takes up its authority.
     there = all((home / "ca" / name).exists() for name in ("ca.key", "ca.pem"))
     authority = Authority.load(home) if there else Authority.create(home, coordinator=name, names=config.names)
-    # What the environment names is used as any other verb would, and stays out of the settings: it may hold a password.
-    with open_store(replace(config, store=os.environ.get(STORE_VARIABLE) or database)) as store:
-        store.bundles.try_out()
-        store.bundles.claim(authority.witness.public.hex)
-        write_private(home / FILE_NAME, config.to_toml().encode())
+    _claim(used, authority)
+    write_private(home / FILE_NAME, config.to_toml().encode())
     state, detail, fix = at_rest.finding(unattended(home), home, "coordinator serve")
     made |= {
         "ca_fingerprint": authority.fingerprint,
@@ -129,14 +131,37 @@ def init(
     )
 
 
-def _require_new(home: Path) -> None:
-    """Raises: StateRefusal."""
+def _require_new(config: CoordinatorConfig) -> None:
+    """Refuse a folder that is a home already, and another one's database; nothing is made. Raises: StateRefusal."""
+    home = config.home
     if (home / FILE_NAME).exists():
         raise StateRefusal(
             "the home folder must be new",
             given=f"{home}",
             next_step=f"Edit its {FILE_NAME}, or choose another --home.",
         )
+    if not config.store:
+        return
+    import sqlalchemy as sa
+
+    from coordinator.store.schema.homes import lies_in, require_unused
+    from coordinator.store.store import Store
+
+    url = sa.make_url(config.store)
+    missing = url.get_backend_name() == "sqlite" and not Path(url.database or "").exists()
+    if missing or lies_in(url, home):
+        return  # a look at one that is missing would make it
+    with closing(Store.open(home, config.store, config.bundles, bring_up=False)) as store:
+        store.read(lambda c: require_unused(c, home))
+
+
+def _claim(config: CoordinatorConfig, authority: Authority) -> None:
+    """Try the store and its bundles out, and note both as this home's. Raises: StateRefusal, StorageRefusal."""
+    from coordinator.services.health import require_home
+
+    with open_store(config) as store:
+        store.bundles.try_out()
+        require_home(store, config.home, authority)
 
 
 def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:

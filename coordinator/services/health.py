@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 
-from coordinator.store.schema import home as _home
+from coordinator.store.schema.homes import claim, lies_in
 from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE
-from shared.base.keys import write_private
-from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StateRefusal, StorageRefusal
+from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal
 from shared.terminal import ChecklistLine
 from shared.wire.certificates import SITE_DAYS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cryptography import x509
 
     from coordinator.config import CoordinatorConfig
@@ -126,34 +125,11 @@ def require_whole(store: Store, *, thorough: bool = False) -> None:
 
 
 def require_home(store: Store, home: Path, authority: Authority) -> None:
-    """Refuse to serve a database from a second home folder, or with another coordinator's place for its bundles.
-
-    A home is told by a random id in a file of its own, which the database keeps. A home without one that holds a bundle
-    of the database's releases is that home, put back from a backup.
-
-    Raises: StateRefusal, StorageRefusal.
-    """
+    """Claim a database and the place of its bundles for this home. Raises: StateRefusal (another's), StorageRefusal."""
     store.bundles.claim(authority.witness.public.hex)
-    place = sa.make_url(store.place[0])
-    if place.get_backend_name() == "sqlite" and Path(place.database or "").parent.resolve() == home.resolve():
-        return  # it lies in the home folder itself
-    read, write = store.read, store.write
-    path = home / "home.id"
-    mine = path.read_text().strip() if path.exists() else ""
-    known = read(lambda c: c.execute(sa.select(_home.c.id)).scalar()) or ""
-    if known and mine != known:
-        bundles = store.bundles.names()
-        if mine or not any(release.bundle_sha256 in bundles for release in store.releases()):
-            raise StateRefusal(
-                "a database must be served from one home folder",
-                given="the database of another home's",
-                next_step=f"Serve from that one: its bundles/ are there. To move it, copy all of it, {path.name} too.",
-            )
-    mine = known or mine or secrets.token_hex(16)
-    if not path.exists():
-        write_private(path, f"{mine}\n".encode())
-    if not known:
-        write(lambda c: c.execute(_home.insert().values(id=mine)))
+    url = sa.make_url(store.place[0])
+    if not lies_in(url, home):
+        store.write(lambda c: claim(c, url, home, store.bundles))
 
 
 def _certificates(authority: Authority, store: Store) -> Iterable[Finding]:

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from coordinator.store import schema as db
 from coordinator.store.bundles import bundle_store
+from coordinator.store.schema.homes import require_own
 from coordinator.store.schema.revisions import HEAD, brought_up, revision_of
 from shared.base.canonical import canonical_json
 from shared.base.merkle.tree import MerkleTree, append, leaf_hash, peaks_root
@@ -54,11 +55,20 @@ class Database:
     """One SQL database and the bundles beside it. Safe for many threads, and for several processes.
 
     Args: as of `coordinator.store.store.Store`.
-    Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is of another version.
+    Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is of another version, or is
+        another home's.
     """
 
-    def __init__(self, url: str, home: Path | None = None, bundles: str = "", *, patience: float | None = None) -> None:
-        parsed = sa.make_url(url)
+    def __init__(
+        self,
+        url: str,
+        home: Path | None = None,
+        bundles: str = "",
+        *,
+        patience: float | None = None,
+        bring_up: bool = True,
+    ) -> None:
+        parsed, given = sa.make_url(url), home
         sqlite = parsed.get_backend_name() == "sqlite"
         if home is None:
             home = Path(parsed.database or "store.db").parent if sqlite else Path()
@@ -70,9 +80,15 @@ class Database:
         self._held = threading.local()
         self.shared = parsed.get_backend_name() == "postgresql"
         self._engine = opened(url, LONGEST_WAIT if patience is None else patience)
+
+        def found(c: sa.Connection) -> str:
+            if given is not None:
+                require_own(c, parsed, given, self.bundles)  # before anything in it is changed
+            return revision_of(c)
+
         # Asked as a reader first: whoever only reads must not wait for a writer.
         try:
-            if self._read(revision_of, RESTART if patience is None else patience) != HEAD:
+            if self._read(found, RESTART if patience is None else patience) != HEAD and bring_up:
                 self.write(lambda c: brought_up(c, db.meta))
         except Refusal:
             self.close()

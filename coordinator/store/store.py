@@ -74,17 +74,38 @@ class Store(Database):
         home: the coordinator's home folder; for SQLite the database's own folder by default.
         bundles: where they are kept, as of `coordinator.store.bundles.bundle_store`.
         patience: seconds for which a server that is away is waited for; as long as its restart takes if left out.
-    Raises: StorageRefusal, when the database cannot be opened; ConfigRefusal.
+        bring_up: have its tables brought to the form that this software reads; else only ask for its revision.
+    Raises: StorageRefusal, when the database cannot be opened; StateRefusal, when it is another home's; ConfigRefusal.
     """
 
-    def __init__(self, url: str, home: Path | None = None, bundles: str = "", *, patience: float | None = None) -> None:
-        super().__init__(url, home, bundles, patience=patience)
+    def __init__(
+        self,
+        url: str,
+        home: Path | None = None,
+        bundles: str = "",
+        *,
+        patience: float | None = None,
+        bring_up: bool = True,
+    ) -> None:
+        super().__init__(url, home, bundles, patience=patience, bring_up=bring_up)
         self._tables = TableCache()
 
     @classmethod
-    def open(cls, home: Path, url: str = "", bundles: str = "", *, patience: float | None = None) -> Store:
-        """The store of a home folder: SQLite and a folder in it, unless `url` and `bundles` name others."""
-        return cls(url or f"sqlite:///{home / 'store.db'}", home, bundles, patience=patience)
+    def open(
+        cls,
+        home: Path,
+        url: str = "",
+        bundles: str = "",
+        *,
+        patience: float | None = None,
+        bring_up: bool = True,
+    ) -> Store:
+        """The store of a home folder: SQLite and a folder in it, unless `url` and `bundles` name others.
+
+        Args: as of the class.
+        Raises: as the class.
+        """
+        return cls(url or f"sqlite:///{home / 'store.db'}", home, bundles, patience=patience, bring_up=bring_up)
 
     # -- members
     add_plan = _members.add_plan

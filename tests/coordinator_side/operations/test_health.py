@@ -5,12 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import json
 import sqlite3
+from contextlib import closing
 
 import pytest
 from stage.both_sides.service import SMALL, Hub, started
 
 from coordinator import cli
 from coordinator.config import CoordinatorConfig
+from coordinator.services.at_home import open_home
+from coordinator.store import schema as db
+from coordinator.store.schema.revisions import HEAD, revision_of
 from coordinator.store.store import Store
 from shared.errors import IntegrityRefusal, StateRefusal
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
@@ -106,10 +110,55 @@ def test_one_database_is_served_from_one_home(tmp_path, hub):
     deliver(hub, 1, url=url)
     other = Hub(tmp_path / "other", hub.plan)
     other.store.close()
-    with pytest.raises(StateRefusal, match="served from one home folder"):
+    with pytest.raises(StateRefusal, match="used from its own home folder"):
         started(other.home, url=url)
     assert not (other.home / "home.id").exists()
     deliver(hub, 2, url=url)
     (hub.home / "home.id").unlink()  # put back from a backup that did not have it: its bundles tell
     deliver(hub, 3, url=url)
     assert (hub.home / "home.id").exists()
+
+
+def test_no_command_of_a_second_home_reads_or_changes_the_first_ones_database(tmp_path, hub, capsys, monkeypatch):
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    hub.store.close()
+    (hub.home / "store.db").rename(tmp_path / "shared.db")
+    hub.store = Store.open(hub.home, url)
+    deliver(hub, 1, url=url)
+    second, third = tmp_path / "second", tmp_path / "third"
+    assert cli.main(["--home", str(second), "init", "--name", "second"]) == 0
+    monkeypatch.setenv("TRIBUTARY_STORE", url)
+    entries = hub.store.entries()
+    for words in (("wave", "close", "small", "1", "--reason", "test"), ("log", "head"), ("sites",), ("doctor",)):
+        capsys.readouterr()
+        assert cli.main(["--home", str(second), *words, "--json"]) == 2, words
+        refusal = json.loads(capsys.readouterr().out)["refused"]
+        assert (refusal["code"], refusal["given"]) == ("E_STATE", "the database of another home's"), words
+    assert cli.main(["--home", str(second), "upgrade", "--to", "0001"]) == 2
+    with pytest.raises(StateRefusal, match="its own home folder"):
+        open_home(second, name="ada")
+    for words in ((), ("--dry-run",)):
+        assert cli.main(["--home", str(third), "init", "--name", "third", *words]) == 2
+        assert not third.exists()
+    assert hub.store.entries() == entries
+    assert (hub.store.read(revision_of), (second / "home.id").exists()) == (HEAD, False)
+    assert said(capsys, hub, "wave", "close", "small", "1", "--reason", "test")[0] == 0
+
+
+def test_a_new_home_claims_its_database_and_takes_none_that_another_fills(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_STORE", f"sqlite:///{tmp_path / 'shared.db'}")
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert cli.main(["--home", str(first), "init", "--dry-run"]) == 0
+    assert not (tmp_path / "shared.db").exists()
+    assert cli.main(["--home", str(first), "init"]) == 0
+    assert cli.main(["--home", str(second), "init"]) == 2, "before anything is in it"
+    (first / "coordinator.toml").unlink()
+    assert cli.main(["--home", str(first), "init"]) == 0, "one that was interrupted goes on"
+    with closing(Store.open(first, f"sqlite:///{tmp_path / 'shared.db'}")) as store:
+        store.write(lambda c: c.execute(db.home.delete()))  # one of an earlier version, which was never served
+        assert cli.main(["--home", str(second), "init", "--dry-run"]) == 0
+        store.note_restoration({"type": "restoration"})
+    capsys.readouterr()
+    assert cli.main(["--home", str(second), "init"]) == 2
+    assert "another home has begun to fill" in capsys.readouterr().err
+    assert not second.exists()
