@@ -175,23 +175,35 @@ def upgrade(
     ] = "",
     dry_run: DryRun = False,
 ) -> VerbAnswer:
-    """Bring the store to the form that this version reads, as any other verb does; or take it back. Nothing is lost."""
+    """Bring the store to the form that this version reads, as any other verb does; or take it back. Nothing is lost.
+
+    It is taken back while no coordinator serves it.
+    """
     from contextlib import closing
 
-    from coordinator.store.schema.revisions import HEAD, revision_of, taken_back
+    from coordinator.services.backup import nobody_serves
+    from coordinator.store.schema.revisions import HEAD, known_revision, require_revision, taken_back
     from coordinator.store.store import Store
 
-    with closing(Store.open(config.home, config.store, config.bundles)) as store:
+    after = to or HEAD
+    with (
+        nobody_serves(config.home, wanted=bool(to)),
+        closing(Store.open(config.home, config.store, config.bundles, bring_up=not dry_run)) as store,
+    ):
+        if to:
+            store.read(lambda c: require_revision(c, to))
         if to and not dry_run:
             store.write(lambda c: taken_back(c, to))
-        now = store.read(revision_of)
-    answer = {"revision": now, "software": HEAD, "dry_run": dry_run}
-
+        now = store.read(known_revision)
+    answer = {"revision": now, "software": HEAD, "after": after, "dry_run": dry_run}
+    words = f"the store is of revision {now or 'none yet'}; this software reads {HEAD}"
+    if dry_run and now != after:
+        words += f"; it would be {'taken back' if to and to < now else 'brought'} to {after}"
     return VerbAnswer(
         answer,
-        (f"the store is of revision {now}; this software reads {HEAD}", "bold"),
+        (words, "bold"),
         ("Install the earlier version before anything else: this one brings it up again.", "cyan")
-        if now != HEAD
+        if after != HEAD
         else None,
     )
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from shared.base.failpoints import reach
 from shared.errors import ParameterError, StateRefusal
 
-__all__ = ["HEAD", "brought_up", "revision_of", "taken_back"]
+__all__ = ["HEAD", "brought_up", "known_revision", "require_revision", "revision_of", "taken_back"]
 
 HEAD = "0003"
 """Revision of the tables that this version reads."""
@@ -41,39 +41,58 @@ def brought_up(c: sa.Connection, meta: sa.MetaData) -> None:
     """
     if c.dialect.name == "postgresql":
         c.execute(sa.text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-    found = revision_of(c)
-    if found == HEAD:
+    said = revision_of(c)
+    if said == HEAD:
         return
-    if not found and not sa.inspect(c).has_table("releases"):
+    found = known_revision(c)
+    if not found:
         meta.create_all(c)  # Alembic's own way to a new store, without reading its revisions
         c.execute(sa.text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"))
         c.execute(sa.text("INSERT INTO alembic_version VALUES (:head)"), {"head": HEAD})
         return
     from alembic import command
 
-    config, known = _scripts(c)
-    if found and found not in known:
-        raise StateRefusal(
-            "the store must be of a version that this software knows",
-            given=f"revision {found}, of a later one",
-            next_step=f"Update this software. To go back to it: coordinator upgrade --to {HEAD}, by the later one.",
-        )
-    if not found:
-        found = _told_by_tables(c)
+    config, _ = _scripts(c)
+    if not said:
+        from coordinator.store.schema.tables_of_0001 import meta as first
+
+        first.create_all(c)  # what was added on the way to 0.2.0
         command.stamp(config, found)
     reach("upgrade.before")
     command.upgrade(config, "head")
     reach("upgrade.after")
 
 
+def known_revision(c: sa.Connection) -> str:
+    """Revision of a store as it is, which this software can bring up; blank without tables. Nothing is written.
+
+    Raises: StateRefusal (of a later version than this software, or of an earlier one than 0.2.0).
+    """
+    found = revision_of(c)
+    if not found:
+        return _told_by_tables(c) if sa.inspect(c).has_table("releases") else ""
+    if found != HEAD and found not in _scripts(c)[1]:
+        raise StateRefusal(
+            "the store must be of a version that this software knows",
+            given=f"revision {found}, of a later one",
+            next_step=f"Update this software. To go back to it: coordinator upgrade --to {HEAD}, by the later one.",
+        )
+    return found
+
+
+def require_revision(c: sa.Connection, revision: str) -> None:
+    """Refuse a revision that this software does not know. Raises: ParameterError."""
+    known = _scripts(c)[1]
+    if revision not in known:
+        raise ParameterError(f"a revision must be one of {', '.join(sorted(known))}", given=repr(revision))
+
+
 def taken_back(c: sa.Connection, revision: str) -> None:
     """Take a store back to an earlier revision, for an earlier version of this software. Raises: ParameterError."""
     from alembic import command
 
-    config, known = _scripts(c)
-    if revision not in known:
-        raise ParameterError(f"a revision must be one of {', '.join(sorted(known))}", given=repr(revision))
-    command.downgrade(config, revision)
+    require_revision(c, revision)
+    command.downgrade(_scripts(c)[0], revision)
 
 
 def _scripts(c: sa.Connection) -> tuple[Any, set[str]]:
@@ -99,5 +118,4 @@ def _told_by_tables(c: sa.Connection) -> str:
             given=f"an earlier one: another {lack[0]}",
             next_step="Restore it with the version that wrote it; this software cannot read it.",
         )
-    meta.create_all(c)  # what was added on the way to 0.2.0
     return "0001"  # what later revisions add, they add where it is not there

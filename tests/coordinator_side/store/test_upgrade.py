@@ -28,7 +28,7 @@ from stage.processes.theatre import PASSPHRASE
 
 from coordinator import cli
 from coordinator.services.authority import Authority
-from coordinator.services.collect.server import CoordinatorServer
+from coordinator.services.collect.server import CoordinatorServer, ServerSettings
 from coordinator.store import schema as db
 from coordinator.store.engine import Database
 from coordinator.store.schema.revisions import HEAD, _scripts, revision_of, taken_back
@@ -225,6 +225,38 @@ def test_a_site_with_a_full_queue_is_read_goes_on_and_is_charged_nothing_anew(ho
     # Back to the version before: its own tables, and nothing of the queue is lost.
     assert cli.main(["--home", str(hub), "upgrade", "--to", "0001", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["revision"] == "0001"
+
+
+@both
+def test_a_trial_of_an_upgrade_leaves_the_store_as_it_is_and_says_what_would_be(database, homes, capsys, monkeypatch):
+    monkeypatch.setenv("TRIBUTARY_STORE", database)
+
+    def said(*words):
+        capsys.readouterr()
+        code = cli.main(["--home", str(homes[0]), "upgrade", *words, "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        return code, answer.get("revision"), answer.get("after")
+
+    engine = sa.create_engine(database)
+    with engine.connect() as c:
+        tables = set(sa.inspect(c).get_table_names())
+    for _ in range(2):
+        assert said("--dry-run") == (0, "0001", HEAD)
+    assert said("--to", "0009", "--dry-run")[0] == 2
+    with engine.connect() as c:
+        assert (revision_of(c), set(sa.inspect(c).get_table_names())) == ("", tables)
+    assert said() == (0, HEAD, HEAD)
+    capsys.readouterr()
+    assert cli.main(["--home", str(homes[0]), "upgrade", "--to", "0001", "--dry-run"]) == 0
+    assert "it would be taken back to 0001" in " ".join(capsys.readouterr().out.split())
+    assert said("--to", "0001", "--dry-run") == (0, HEAD, "0001")
+    with CoordinatorServer(homes[0], "127.0.0.1:0", ServerSettings(url=database)):
+        assert said("--to", "0001")[0] == 30, "another process would work on in it"
+        assert said("--dry-run") == (0, HEAD, HEAD)
+    with engine.connect() as c:
+        assert revision_of(c) == HEAD
+    assert said("--to", "0001") == (0, "0001", "0001")
+    engine.dispose()
 
 
 def test_a_ledger_of_a_form_that_this_version_does_not_know_is_refused(tmp_path, monkeypatch):
