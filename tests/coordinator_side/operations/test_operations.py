@@ -357,3 +357,7 @@ def test_the_operators_page_names_every_metric_and_every_check():
     missing = {name for name in stems if name not in page and f"{name}_total" not in page}
     assert missing == set()
     assert all(f"`{name}`" in page for name in metrics.LABELS["check"] - {"other"})
+    prometheus = (ROOT / "deploy" / "containers" / "prometheus.yaml").read_text(encoding="utf-8")
+    (job,) = re.findall(r"job_name: (\S+)", prometheus)
+    ended = f'up{{job="{job}"}} == 0 or absent(tributary_ready)'
+    assert f"`tributary_ready == 0 or {ended}`" in page
