@@ -13,6 +13,7 @@ import typer
 
 import coordinator.cli
 import site_agent.cli
+from shared.errors import ConfigRefusal, StateRefusal, StorageRefusal
 from tests.stage.house.sources import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
@@ -57,7 +58,10 @@ def test_what_a_person_types_runs_as_the_service_does(name, variable):
     assert service["StateDirectory"] == service["User"]
     assert home in (UNITS / name).read_text(encoding="utf-8")
     assert '--setenv="$home=/var/lib/$user/home"' in text
-    assert f"--property=LoadCredentialEncrypted={service['LoadCredentialEncrypted']}" in text
+    assert service["LoadCredentialEncrypted"] == f"{service['User']}-keys"
+    assert '--property=LoadCredentialEncrypted="$user-keys" --property=EnvironmentFile="-/etc/$user.env"' in text
+    assert service["EnvironmentFile"] == f"-/etc/{service['User']}.env"
+    assert f"Environment=TRIBUTARY_KEY_FILE=%d/{service['User']}-keys" in (UNITS / name).read_text(encoding="utf-8")
     asked = subprocess.run([UNITS / "tributary-as", "sh"], capture_output=True, text=True)
     assert (asked.returncode, asked.stdout) == (2, "")
 
@@ -72,6 +76,55 @@ def test_the_page_makes_the_folder_of_the_secret_before_it_writes_there():
     """Debian 12 has none."""
     page = (UNITS / "README.md").read_text(encoding="utf-8")
     assert 0 < page.index("mkdir -p -m 700 /etc/credstore.encrypted\n") < page.index("systemd-creds encrypt")
+
+
+def test_a_command_gets_the_secret_of_its_role_and_its_own_words(tmp_path):
+    """By a `systemd-run` that only runs what it is to run; the program it ends in is a shell script beside it."""
+    there = tmp_path / "bin"
+    there.mkdir()
+    script = (UNITS / "tributary-as").read_text(encoding="utf-8").replace("/opt/tributary/bin/", f"{there}/")
+    (tmp_path / "as").write_text(script)
+    (there / "systemd-run").write_text('#!/bin/sh\nwhile [ "$1" != sh ]; do shift; done\nexec "$@"\n')
+    (there / "coordinator").write_text('#!/bin/sh\necho "$TRIBUTARY_KEY_FILE" "$#" "$@"\n')
+    for name in ("systemd-run", "coordinator"):
+        (there / name).chmod(0o755)
+    env = {"PATH": f"{there}:/usr/bin:/bin", "CREDENTIALS_DIRECTORY": "/run/secret"}
+    said = subprocess.run(
+        ["sh", tmp_path / "as", "coordinator", "accept", "a b"], env=env, capture_output=True, text=True
+    )
+    assert said.stdout == "/run/secret/tributary-coordinator-keys 2 accept a b\n", said.stderr
+
+
+def test_a_refusal_that_no_start_mends_is_not_tried_for_ever():
+    service = unit("tributary-coordinator.service")["Service"]
+    assert {ConfigRefusal.exit_code, StateRefusal.exit_code} == {int(service["RestartPreventExitStatus"])}
+    assert StorageRefusal.exit_code != ConfigRefusal.exit_code, "a database server that is away comes back"
+
+
+@pytest.mark.parametrize("page", [UNITS / "README.md", ROOT / "docs" / "operators-manual.md"])
+def test_a_secret_is_shown_before_it_is_encrypted_and_never_replaced(page, tmp_path):
+    """Both roles on one machine: the second must not take the first one's secret, and what is pasted twice neither."""
+    text = page.read_text(encoding="utf-8")
+    (lines,) = re.findall(r"(?ms)^keys=(?:tributary-site|tributary-coordinator)-keys\n\[.*?unset secret\n", text)
+    there = tmp_path / "bin"
+    there.mkdir()
+    (there / "systemd-creds").write_text('#!/bin/sh\ncat > "$4"\n')
+    (there / "systemd-creds").chmod(0o755)
+    ran = ["sh", "-c", lines.replace("/etc/credstore.encrypted", f"{tmp_path}")]
+    env = {"PATH": f"{there}:/usr/bin:/bin"}
+    first, second = (subprocess.run(ran, env=env, capture_output=True, text=True).stdout for _ in range(2))
+    (made,) = tmp_path.glob("tributary-*-keys")
+    assert (first, second) == (f"for the safe: {made.read_text()}", "")
+    assert len(made.read_text().strip()) == 64
+
+
+def test_no_secret_of_the_containers_is_kept_by_git_or_sent_to_a_build():
+    page = (ROOT / "deploy" / "containers" / "README.md").read_text(encoding="utf-8")
+    assert "mkdir -m 700 deploy/secrets" in page
+    assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    sent = [line for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
+    copied = re.findall(r"(?m)^COPY (?!--)(\S+) ", (ROOT / "deploy/containers/Containerfile").read_text())
+    assert sent == ["*", *(f"!{one}" for one in copied)]
 
 
 DENIED = """
