@@ -168,9 +168,10 @@ def status(desk: Desk) -> VerbAnswer:
     account = _account(desk, known) if joined else _Standing()
     found = account.differing if account.heard else reconciliation.noted(desk)
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
+    forks = 0 if desk.replies is None else desk.replies.forks()
     life = certificate_life(config, utc_now())
     over = life is not None and life.state == "over"
-    steps = _pressing(desk, steps, differing=bool(found), over=over, forgotten=account.forgotten)
+    steps = _pressing(desk, steps, differing=bool(found) and not forks, over=over, forgotten=account.forgotten)
     answer = {
         "site": config.site,
         "certificate": None if life is None else life.facts,
@@ -186,6 +187,7 @@ def status(desk: Desk) -> VerbAnswer:
         "reminders": account.reminders if account.heard else None,
         "discrepancies": [asdict(one) for one in found],
         "log": reconciliation.last_look(desk) or None,
+        "forks": forks,
         "next": steps[:1],
     }
 
@@ -201,6 +203,12 @@ def status(desk: Desk) -> VerbAnswer:
             out.print(table(("study", "plan", "approved", "table", "waves due"), rows))
         waits = {0: "Nothing waits", 1: "1 release waits"}.get(len(waiting), f"{len(waiting)} releases wait")
         out.print(f"{waits} in the outbox.")
+        if forks:
+            screens.note(
+                out,
+                "The coordinator's log is not the one that this site has seen: no release is sent, and no training "
+                "answered. Call the study lead; site-agent doctor says more.",
+            )
         for line in _notes(config.site, studies, account):
             screens.note(out, line)
         if found:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
+from shared.errors import AwaitsCourier, LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,8 +155,11 @@ def _stored_acceptances(desk: Witnesses) -> Mapping[str, Acceptance] | None:
 def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Settled:
     """Mend what the coordinator has forgotten of a study, free of charge; the caller holds the folder.
 
+    The log is looked at first: whatever is sent by a log of another history has left before its answer is refused.
+
     Raises: NetworkRefusal, IntegrityRefusal (another history of the log), LedgerRefusal (this ledger is an old copy).
     """
+    _require_one_history(desk, egress)
     proven = _prove_heads(desk, egress, answer)
     found = compare(desk, study, answer)
     missing = [one for one in found if one.what == MISSING]
@@ -182,6 +185,15 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
     if before.get(study, []) != [asdict(one) for one in left]:
         _note(desk, left={**before, study: [asdict(one) for one in left]})
     return Settled(mended=tuple(mended), left=tuple(left), proven=proven)
+
+
+def _require_one_history(desk: Witnesses, egress: Egress) -> None:
+    """Refuse unless the log as it is now goes on from what was seen. Raises: IntegrityRefusal, NetworkRefusal."""
+    replies = desk.replies
+    if replies is not None:
+        with suppress(AwaitsCourier):  # the next post-box brings the look; what is known here counts until then
+            egress.watch()
+        replies.require_one_history()
 
 
 def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
@@ -317,8 +329,10 @@ def noted(desk: Witnesses) -> tuple[Discrepancy, ...]:
 
 
 def looked(desk: Witnesses, today: dt.date) -> bool:
-    """True if the log was looked at today, and the coordinator has not said since that it was put back."""
+    """True if the log was looked at today, has no unexplained fork, and has not said since that it was put back."""
     last, replies = last_look(desk), desk.replies
+    if replies is not None and replies.forks():
+        return False
     restored = 0 if replies is None else replies.restored()
     return last.get("day") == today.isoformat() and last.get("restored") == restored
 

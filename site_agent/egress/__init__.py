@@ -364,8 +364,9 @@ class Egress:
     def leaving(self, answer: Envelope, content: bytes, key: PublicKey) -> tuple[Answered, RoundAnswer]:
         """An answer as it may leave, by this door or by another carrier: signed, and named by the ledger.
 
-        Raises: PausedRefusal, SignatureRefusal, IntegrityRefusal.
+        Raises: PausedRefusal, SignatureRefusal, IntegrityRefusal (also while the log has an unexplained fork).
         """
+        self._require_one_history()
         data = answer.to_bytes()
         said = open_answer(data, content, key)
         sealed = self._rules.sealed
@@ -453,8 +454,8 @@ class Egress:
             progress: called with (bytes sent, bytes in all).
             standing: a standing approval that stands in for one approver's signature.
         Raises: ApprovalRefusal (no approver's signature), IntegrityRefusal (the file is not the one that was
-            signed), PausedRefusal (what was sent stays where it is; the next call goes on from there), the
-            coordinator's refusal, or NetworkRefusal when it could not be reached.
+            signed; the log has an unexplained fork), PausedRefusal (what was sent stays where it is; the next call
+            goes on from there), the coordinator's refusal, or NetworkRefusal when it could not be reached.
         """
         from shared.releases.statement import STATEMENT_TYPE, Statement
 
@@ -467,6 +468,7 @@ class Egress:
                 given="one signature",
                 next_step="Approve it.",
             )
+        self._require_one_history()
         pieces = file_pieces(bundle)
         digest, total = pieces.digest, pieces.total
         if (digest, total) != (statement.bundle_sha256, statement.bundle_bytes):
@@ -536,6 +538,10 @@ class Egress:
             raise
         reach("egress.after_upload")
         return acceptance
+
+    def _require_one_history(self) -> None:
+        if self._witness is not None:
+            self._witness.require_one_history()
 
     def _require_running(self, sent: int, total: int) -> None:
         if self._rules.paused():

@@ -75,9 +75,7 @@ class AcknowledgedReplies:
         else:
             one = True
         if not one:
-            fork = canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()})
-            if fork not in self.lines():
-                self._append(fork)
+            self._note_fork(canonical_json({"kind": "Fork", **body, "signature": reply.signature.hex()}))
             raise self._another_history(index + 1)
         self._append(line)
         return reply
@@ -96,9 +94,7 @@ class AcknowledgedReplies:
         head = {"kind": "TreeHead", "size": checked.head.size, "root": checked.head.root}
         line = canonical_json({**head, "head": checked.envelope.decode()})
         if not self._followed(checked, look):
-            fork = canonical_json({**head, "kind": "Fork", "head": checked.envelope.decode()})
-            if fork not in self.lines():
-                self._append(fork)
+            self._note_fork(canonical_json({**head, "kind": "Fork", "head": checked.envelope.decode()}))
             raise self._another_history(checked.head.size)
         if seen != (checked.head.size, checked.head.root):
             self._append(line)
@@ -120,10 +116,11 @@ class AcknowledgedReplies:
                 except IntegrityRefusal as refusal:
                     kind, before = "Before", refusal
             line = canonical_json({"kind": kind, "size": other.size, "root": other.root, "head": head.decode()})
-            if line not in self.lines():
-                self._append(line)
             if before is not None:
+                if line not in self.lines():
+                    self._append(line)
                 raise before
+            self._note_fork(line)
             raise self._another_history(other.size)
         return other.size
 
@@ -163,12 +160,37 @@ class AcknowledgedReplies:
         }
         self._append(canonical_json(body))
 
+    def _note_fork(self, line: bytes) -> None:
+        """Keep an answer of another history: once, and anew where the log has said since that it was put back."""
+        if line not in self._unexplained():
+            self._append(line)
+
+    def _unexplained(self) -> list[bytes]:
+        found: list[bytes] = []
+        for line in self.lines():
+            kind = parse_json(line)["kind"]
+            found = [] if kind == "Restored" else [*found, line] if kind == "Fork" else found
+        return found
+
+    def forks(self) -> int:
+        """Number of answers of another history that the log has not explained since by saying it was put back."""
+        return len(self._unexplained())
+
+    def require_one_history(self) -> None:
+        """Refuse while an answer of another history is unexplained. Raises: IntegrityRefusal."""
+        if found := self.forks():
+            raise self._forked(f"{found} answer{'s' if found > 1 else ''} of another history")
+
     def _another_history(self, entries: int) -> IntegrityRefusal:
         _log.error("the coordinator's log of %d entries is not the one seen before", entries)
+        return self._forked("another history than the one this site has seen")
+
+    def _forked(self, given: str) -> IntegrityRefusal:
         return IntegrityRefusal(
             "the coordinator's log must only grow",
-            given="another history than the one this site has seen",
-            next_step=f"Nothing is sent. Call the study lead; {self.path.name} holds both signed answers.",
+            given=given,
+            next_step=f"From now on no release is sent and no training answered. Call the study lead: if the log was "
+            f"put back, it must say so (coordinator log restored). {self.path.name} holds both signed answers.",
         )
 
     def opened(self, reply: RoundReply) -> RoundOrder:

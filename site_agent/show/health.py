@@ -296,13 +296,12 @@ def _deliveries(desk: Desk, today: dt.date) -> Finding:
 
 
 def _log(desk: Desk, today: dt.date) -> Finding:
-    """The last look at the coordinator's log, and what it said of restores."""
+    """The last look at the coordinator's log, and what it said of restores. Raises: IntegrityRefusal (a fork)."""
     from site_agent.decide import reconciliation
 
     last, replies = reconciliation.last_look(desk), desk.replies
-    forks = [] if replies is None else [said for said in replies.replies() if said["kind"] == "Fork"]
-    if forks:
-        return "warn", f"{len(forks)} answers of another history are kept", "Call the study lead; see site-agent log."
+    if replies is not None:
+        replies.require_one_history()
     if last.get("unproven"):
         return "warn", f"{len(last['unproven'])} releases are not proven to stand in it", "site-agent log"
     restored = () if replies is None else replies.restorations()

@@ -62,6 +62,7 @@ from shared.wire.site_messages import Holdings
 from shared.wire.tree_heads import open_head
 from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox
+from site_agent.show.health import _log
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -401,7 +402,11 @@ def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_wor
     site.deliver(1)
     study.back_up()
     site.deliver(2)
+    waiting = site.sealed(3)
     data = opened(study.folder / "backup.tar", LEAD, study.folder / "opened")["store.db"]
+
+    def send():
+        return site.door.send(site.outbox.envelope(waiting), site.outbox.bundle(waiting))
 
     def put_back_by_hand():
         site.door.close()
@@ -414,18 +419,27 @@ def test_a_log_put_back_without_a_word_is_a_fork_until_it_says_so_and_an_old_wor
 
     put_back_by_hand()
     with caplog.at_level(logging.ERROR, logger="tributary.egress"):
-        refused(IntegrityRefusal, site.settle)
         refused(IntegrityRefusal, site.watch)
+        # It has grown by another's anchor meanwhile, so that only a proof of growth tells it from what was seen.
+        with study.hub.egress("south") as south:
+            south.anchor(study.hub.anchor("south", 1))
+        for work in (send, site.settle, send):
+            said = refused(IntegrityRefusal, work)
+            assert "no release is sent" in str(said)
     assert "not the one seen before" in caplog.text
-    # The log has grown meanwhile, by this site's anchor: the word names the size that it was put back to.
+    assert [wave for wave, _ in study.waves()] == [1], "refused before a byte has left, not by what is answered to it"
+    assert (site.replies.forks(), reconciliation.looked(site, TODAY)) == (2, False)
+    refused(IntegrityRefusal, lambda: _log(site, TODAY))
+    # The word names the size that it was put back to.
     size = study.hub.store.entries()
     study.hub.store.verify_log()
     LogWatch(study.hub.store, coordinator="hub", key=study.hub.authority.witness).restore(
         {"archive": "", "reason": "a snapshot of the machine", "size": size - 1}, TODAY
     )
     assert [one.wave for one in site.settle().mended] == [2]
+    assert (site.replies.forks(), _log(site, TODAY)[0]) == (0, "ok")
     assert [one.reason for one in site.replies.restorations()] == ["a snapshot of the machine"]
-    site.deliver(3)
+    site.outbox.delivered(waiting, send())
     # Put back once more, and the same word is shown again: it was met before.
     entry = study.hub.store.log()[size].entry
     put_back_by_hand()

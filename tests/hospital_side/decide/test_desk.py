@@ -24,6 +24,7 @@ from shared.plans.plan import sign_plan
 from shared.privacy.stated import FLOW, shown_price
 from shared.wire.site_messages import Reminder
 from site_agent import cli
+from site_agent.egress import AcknowledgedReplies
 from site_agent.ledger.entries import SIGNED, decided_by
 from site_agent.lock import StateLock
 from site_agent.release import drawing
@@ -395,6 +396,18 @@ def test_the_lead_s_reminder_is_shown_and_silence_is_said(ready):
     ready.hub.down = True
     assert ready.json("status")["reminders"] is None
     assert "does not answer now" in ready("status")
+
+
+def test_a_fork_of_the_coordinators_log_fails_doctor_and_is_named_by_status(ready, monkeypatch):
+    kept = AcknowledgedReplies(SigningKey.generate().public, "north", ready.home / "acknowledged.jsonl")
+    monkeypatch.setattr("site_agent.desk.kept_replies", lambda config: kept)
+    assert (ready.json("status")["forks"], "not the one" in ready("status")) == (0, False)
+    kept.path.write_text('{"head":"","kind":"Fork","root":"","size":3}\n')
+    text = " ".join(ready("doctor", expect=30).split())
+    assert "✗ coordinator's log" in text
+    assert "1 answer of another history" in text
+    assert ready.json("status")["forks"] == 1
+    assert "no release is sent" in " ".join(ready("status").split())
 
 
 def test_doctor_misses_the_key_that_checks_what_the_coordinator_says(ready):

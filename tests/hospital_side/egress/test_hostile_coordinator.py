@@ -329,4 +329,6 @@ def test_a_withdrawal_that_is_dropped_has_no_signed_answer(agent):
         refused(kind, lambda: agent.door.withdraw(taken_back(agent.hub, sealed)))
     agent.lies.clear()
     agent.door.withdraw(taken_back(agent.hub, sealed))
-    refused(ReplayRefusal, lambda: agent.door.send(sealed.envelope, sealed.path))
+    refused(IntegrityRefusal, lambda: agent.door.send(sealed.envelope, sealed.path))  # what was signed is in no log
+    with agent.hub.egress("north", witness=None) as egress:
+        refused(ReplayRefusal, lambda: egress.send(sealed.envelope, sealed.path))
