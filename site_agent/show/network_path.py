@@ -12,8 +12,9 @@ import os
 import re
 import socket
 import ssl
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -69,6 +70,18 @@ def walk(address: str, authorities: Sequence[str], environ: Mapping[str, str] = 
         authorities: the pinned certificate authorities, as PEM.
         environ: the agent's environment: ``https_proxy`` and the like, ``SSL_CERT_FILE``.
     """
+    found = _followed(address, authorities, environ)
+    if found.step not in ("inspection", "authority"):
+        return found
+    # After a change of authority the chain that is shown leads to the pinned one by a signature across: TLS follows it.
+    led = _followed(address, authorities, environ, whole=True)
+    return led if led.step == "way" else found
+
+
+def _followed(
+    address: str, authorities: Sequence[str], environ: Mapping[str, str], *, whole: bool = False
+) -> PathFinding:
+    """As `walk`; with `whole`, the chain that is shown must lead to an authority, else its first certificate alone."""
     proxy = proxy_for(address, environ)
     dialled = urlsplit(proxy if "://" in proxy else f"http://{proxy}").netloc.rpartition("@")[2] if proxy else address
     host, _, port = dialled.rpartition(":")
@@ -89,6 +102,8 @@ def walk(address: str, authorities: Sequence[str], environ: Mapping[str, str] = 
             refused = _tunnel(line, address, proxy)
             if refused is not None:
                 return refused
+        if whole:
+            return _chained(line, address, authorities)
         return _handshake(line, address, authorities, environ)
 
 
@@ -187,6 +202,18 @@ def _handshake(
     return PathFinding(step="way", given="the way is free, to the coordinator's own certificate", ask="")
 
 
+def _chained(line: socket.socket, address: str, authorities: Sequence[str]) -> PathFinding:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # the name in the coordinator's certificate is not its address
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_verify_locations(cadata="".join(authorities))
+        with context.wrap_socket(line, server_hostname=address.rpartition(":")[0].strip("[]")):
+            return PathFinding(step="way", given="the way is free, to a chain that leads to a pinned authority", ask="")
+    except (OSError, ValueError):
+        return PathFinding(step="authority", given="the chain leads to no pinned authority", ask="")
+
+
 def _stranger(shown: x509.Certificate, address: str, environ: Mapping[str, str]) -> PathFinding:
     """A certificate of another authority: a box that opens TLS, or another server."""
     issuer = _readable(shown.issuer.rfc4514_string())
@@ -194,10 +221,9 @@ def _stranger(shown: x509.Certificate, address: str, environ: Mapping[str, str])
     if bundle:
         try:
             with open(bundle, "rb") as file:
-                inside = x509.load_pem_x509_certificates(file.read())
-            known = any(one.subject == shown.issuer for one in inside)
-        except (OSError, ValueError):
-            bundle = ""
+                known = shown.issuer in _subjects(file.read())
+        except OSError:
+            known = False
     if known:
         return PathFinding(
             step="inspection",
@@ -209,8 +235,23 @@ def _stranger(shown: x509.Certificate, address: str, environ: Mapping[str, str])
         step="authority",
         given=f"the certificate shown is of {issuer}, which this site has not pinned",
         ask=f"Ask the firewall team whether {address} is inspected, and have it exempted; if it is not, call the study "
-        "lead: another server answers there. Nothing was sent to it.",
+        "lead at a number that you know. Either the authority was replaced (site-agent renew --late --out FILE), or "
+        "another server answers there. Nothing was sent to it.",
     )
+
+
+def _subjects(bundle: bytes) -> list[x509.Name]:
+    """Subjects of a bundle's certificates; public bundles hold some that cannot be read, or only with a warning."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for pem in _PEM.findall(bundle):
+            with suppress(ValueError):
+                found.append(x509.load_pem_x509_certificate(pem).subject)
+    return found
+
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def _readable(text: str) -> str:

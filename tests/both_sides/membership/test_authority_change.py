@@ -24,6 +24,7 @@ from shared.plans.invitation import certificate_fingerprint
 from shared.wire.certificates import AuthorityStatement, authorities_from, require_issued_by, trusted
 from site_agent import identity
 from site_agent.decide.joining import renewal
+from site_agent.show.network_path import walk
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ def test_a_change_of_authority_passes_while_both_sides_run_and_nobody_does_anyth
     assert (code, answer["rotated"]) == (0, True)
     # The server, which was not started again, shows the new one's certificate; who pins the old one still connects.
     assert member.connects()
+    assert walk(config.address, identity.pinned(config), {}).step == "way", "its chain leads to the pinned one"
     assert member.hub.authority.current().fingerprint == answer["fingerprint"] != first.fingerprint
     require_issued_by(server_credentials(member.hub.home).cert_pem, [authority_of(member).ca_pem])
     assert "would pin the coordinator's new authority" in member.round(dry_run=True)

@@ -26,6 +26,7 @@ from shared.wire.certificates import LateAnswer, trusted
 from site_agent import identity
 from site_agent.decide.joining import renewal
 from site_agent.egress import new_tls_identity
+from site_agent.show.network_path import walk
 
 REASON = "the server was broken into"
 
@@ -86,6 +87,8 @@ def test_a_site_comes_back_by_a_fingerprint_on_the_telephone_and_everybody_reads
     }  # fmt: skip
     fingerprint = replaced(hub)
     assert not connects(north), "the server, which was not started again, shows and believes the new one alone"
+    told = walk(north.desk.config.address, pins(north), {})
+    assert (told.step, "authority was replaced (site-agent renew --late" in told.ask) == ("authority", True)
     chain = chained(hub)
     assert trusted((*chain.before, chain.ca_pem), chain.now()) == chain.ca_pem != old.ca_pem
     answer = answered(hub, north)

@@ -29,6 +29,18 @@ from tests.stage.house.sources import ROOT
 
 __all__ = ["plan"]  # the fixture
 ANY = "127.0.0.1:0"
+SERIAL_NOUGHT = """-----BEGIN CERTIFICATE-----
+MIIBWjCCAQCgAwIBAgIBADAKBggqhkjOPQQDAjAMMQowCAYDVQQDDAF4MB4XDTI2
+MTEzMDE5MjEzNloXDTM2MTEyNzE5MjEzNlowDDEKMAgGA1UEAwwBeDBZMBMGByqG
+SM49AgEGCCqGSM49AwEHA0IABARC/Gn8G5tt8LGxcw4RYT8h6J1FPnoK6cAT3Cco
+Bs5ZNKuz68s+ArSnNb/e1VkJKt2taCJIh87n220wwTCmsaijUzBRMB0GA1UdDgQW
+BBSqSysYzIEzJkCeaQg1Y0L3I3zHtTAfBgNVHSMEGDAWgBSqSysYzIEzJkCeaQg1
+Y0L3I3zHtTAPBgNVHRMBAf8EBTADAQH/MAoGCCqGSM49BAMCA0gAMEUCIFto/elD
+BK+engQ0H0AbDR1sW8WEFprYPFBzMF8InllWAiEA1RhkfW7oqUiB8Gk4eFzwNe8/
+/+xx66dT1kK1PKUoJAQ=
+-----END CERTIFICATE-----
+"""
+"""A certificate with the number 0, of which cryptography warns."""
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +188,16 @@ def test_a_box_that_opens_tls_is_told_from_another_server_by_the_hospitals_own_b
     assert step == "authority"
     assert "not pinned" in given
     assert "another server answers there" in ask
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bundle_with_certificates_that_cannot_be_read_names_its_others(served, inspector, tmp_path):
+    answer, authority = inspector
+    bundle = tmp_path / "bundle.pem"
+    damaged = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+    bundle.write_text(damaged + SERIAL_NOUGHT + authority.read_text())
+    with listening(answer) as box:
+        assert seen(served, {"SSL_CERT_FILE": f"{bundle}"}, f"127.0.0.1:{box}")[0] == "inspection"
 
 
 def test_the_proxy_that_is_looked_at_is_the_one_that_grpc_asks():
