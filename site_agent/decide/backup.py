@@ -273,9 +273,10 @@ def restore(
         if not (dry_run or known) and fingerprint.split() != facts.fingerprint.split():
             raise StateRefusal(
                 "the agent's key in a backup must be the one that the study lead knows",
-                given=f"{facts.fingerprint} in the backup, {fingerprint or 'nothing'} from the lead",
-                next_step=f"Compare it on the telephone (coordinator sites shows it), then add --fingerprint "
-                f'"{facts.fingerprint}".',
+                given="another fingerprint" if fingerprint else "no fingerprint",
+                next_step="Nothing was restored. Call the study lead at a number that you know: the lead reads it out "
+                '(coordinator sites shows it), and you add --fingerprint "FINGERPRINT" as you hear it. If it differs, '
+                "the file is another site's, or older than the key.",
             )
         replies = Desk(made).replies
         mark = {"archive": digest, "day": facts.day, "restored": 0 if replies is None else replies.restored()}

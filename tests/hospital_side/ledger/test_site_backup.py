@@ -210,6 +210,14 @@ def test_a_site_is_replaced_by_its_own_backup_and_a_backup_of_it_by_none_that_is
     theatre.agent(north, "backup", tmp_path / "b")
     said = theatre.agent(north, "restore", tmp_path / "south", "--as", "steward", "--replace", expect=None)
     assert (said.refused, said.json["refused"]["given"]) == ("E_INTEGRITY", "another site's")
+    # Elsewhere nothing vouches for the key in the backup but the lead's voice: its fingerprint is not there to paste.
+    shown = theatre.agent(north, "status").json["fingerprint"]
+    for heard, given in (((), "no fingerprint"), (("--fingerprint", "ab" * 32), "another fingerprint")):
+        home.rename(aside := tmp_path / "aside")
+        said = theatre.agent(north, "restore", tmp_path / "b", "--as", "steward", *heard, expect=None)
+        assert (said.refused, said.json["refused"]["given"], shown in said.out) == ("E_STATE", given, False)
+        assert "the lead reads it out" in said.json["refused"]["next_step"]
+        aside.rename(home)
     theatre.coordinator("backup", tmp_path / "hub")
     said = theatre.agent(north, "restore", tmp_path / "hub", "--as", "lead", "--check", expect=None)
     assert said.refused == "E_SCHEMA"
