@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import errno
 import fcntl
 import glob
 import hashlib
@@ -507,6 +508,13 @@ def put_in_place(made: Path, home: Path) -> str:
             os.rename(made, home)
         fsync_folder(home.parent)
     except OSError as error:
+        if error.errno in (errno.EBUSY, errno.EXDEV):
+            raise StorageRefusal(
+                "the home folder must be no mount point: it takes its name when all of it is there",
+                given=f"{home}",
+                next_step=f"Nothing was changed. Restore into a folder below it, as --home {home / 'home'}, and name "
+                "that folder from then on.",
+            ) from None
         raise StorageRefusal("the home folder must be writable", given=error.strerror or "an error") from None
     return moved
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import errno
 import io
 import json
 import logging
@@ -17,6 +18,7 @@ import sys
 import tarfile
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -699,6 +701,20 @@ def test_a_restore_verifies_before_it_is_in_place_and_never_writes_over_anything
     with home.serve():
         refused(LockedRefusal, lambda: restore(home.home, replace=True))
     home.store = Store.open(home.home)
+
+
+def test_a_restore_into_an_empty_mount_point_names_a_folder_below_it(home, tmp_path, monkeypatch):
+    archive, place = tmp_path / "b.tar", tmp_path / "mounted"
+    made_of(home.config, archive)
+    place.mkdir()
+
+    def busy(folder):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rmdir", busy)
+    said = refused(StorageRefusal, lambda: backup.restore(archive, place, key=LEAD, day=lambda clocks: TODAY))
+    assert "no mount point" in str(said)
+    assert f"--home {place / 'home'}" in str(said)
 
 
 def test_a_damaged_or_foreign_archive_is_refused_by_the_name_of_the_file(home, tmp_path, monkeypatch):
