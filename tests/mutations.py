@@ -374,8 +374,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         "what every site may be off by alike, divided by the number of sites",
         (
             "coordinator/pooling/pool.py",
-            "shared=in_common(behind, result.weights) +",
-            "shared=in_common(behind, result.weights) / result.k +",
+            "return in_common(result.estimates, result.weights) +",
+            "return in_common(result.estimates, result.weights) / result.k +",
         ),
         tests=["test_pooling.py::test_what_every_site_may_be_off_by_alike_is_not_divided_by_the_number_of_sites"],
     ),

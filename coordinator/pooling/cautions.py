@@ -35,6 +35,7 @@ interval (`coordinator.pooling.intervals`) does not rest on the theorem.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -128,12 +129,22 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
         for sentence in row.warnings:
             said.setdefault(sentence, []).append(row.site)
     found = [s if len(who) == len(estimates) else f"{', '.join(who)}: {s}" for s, who in said.items()]
-    # A share of rows has no model that the rows could deny, and no covariate to change.
-    if not result.term.startswith("share(") and (ratio := denial(result)) >= DENIED:
+    if not _describes(result.term) and (ratio := denial(result)) >= DENIED:
         found.append(_denied(result, ratio))
     if lost := drawn_in(result):
         found.append(_drawn_in(result, lost))
     return found
+
+
+def _describes(term: str) -> bool:
+    """True for a share, quartile or other description: it has no model that rows could deny, and no covariate."""
+    from shared.estimands.columns import TableCell
+
+    try:
+        TableCell.read(term)
+    except ParameterError:
+        return False
+    return True
 
 
 def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
@@ -176,11 +187,13 @@ def drawn_in(result: Doubted) -> float:
 
 
 def _denied(result: Doubted, ratio: float) -> str:
+    levels = all(part.endswith("]") for part in re.sub(r"\[[^\]]*\]", "[]", result.term).split(":"))
+    change = "another model" if levels else "a bounded or logarithmic covariate, or another model"
     return (
         f"The rows of these releases, or drawn from them, deny the model behind {result.term}: it varies over them "
         f"{ratio:.1f} times as much as the model says, as it does where a few rows decide it. How far such rows are "
-        "from the records is not known, in either direction. Ask again with a bounded or logarithmic covariate, or "
-        "another model of the outcome, and see whether the answer stays."
+        f"from the records is not known, in either direction. Ask again with {change} of the outcome, and see whether "
+        "the answer stays."
     )
 
 

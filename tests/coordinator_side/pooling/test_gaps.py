@@ -255,10 +255,12 @@ def test_no_distance_is_told_where_the_rows_deny_the_model():
     assert "not known: the rows deny the model behind x" in unknown_gap(two, (), QUESTION, doubted)
     assert well.doubts == ()
     assert unknown_gap(two, (), QUESTION, well) == ""
-    assert pooled(DENIED + 0.01, term="share(crp[3 to 42.7])").doubts == (), "a share has no model and no covariate"
-    assert (
-        unknown_gap(two, ("s0", "s1"), QUESTION, doubted) == ""
-    )  # released again: what the flow does to such rows is known
+    for described in ("share(crp[3 to 42.7])", "q1(age)", "sd(age)", "smd(sex[male]) | drug"):
+        assert pooled(DENIED + 0.01, term=described).doubts == (), "a description has no model and no covariate"
+    for term, logarithm in (("sex[male]", False), ("sex[male]:arm[drug: 2]", False), ("age:sex[male]", True)):
+        [caution] = pooled(DENIED + 0.01, term=term).doubts
+        assert ("logarithmic covariate" in caution) is logarithm, term
+    assert unknown_gap(two, ("s0", "s1"), QUESTION, doubted) == ""  # released again: what the flow does to such rows is known
     assert unknown_gap(released(500, mechanism="tables"), (), QUESTION, doubted) == ""
 
 
