@@ -67,9 +67,10 @@ class TableOne(Shown):
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Distinct cautions on the intervals of its cells: what these may not hold."""
+        """Cautions on the intervals of its cells, what these may not hold: each once, with all sites it is said of."""
         of_cells = [said for line in self.document["table"] for said in line["cautions"]]
-        return tuple(dict.fromkeys([*self.document.get("doubts", ()), *of_cells]))
+        apart = [site for site in self.sites if site != POOLED]
+        return _merged([*self.document.get("doubts", ()), *of_cells], apart)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -90,7 +91,11 @@ class TableOne(Shown):
             (cell["site"], cell["group"], cell["column"], cell["level"], cell["statistic"]): _shown(cell)
             for cell in self.cells
         }
-        lines = list(dict.fromkeys((cell["column"], cell["level"], cell["statistic"]) for cell in self.cells))
+        lines = list(
+            dict.fromkeys(
+                (cell["column"], cell["level"], cell["statistic"]) for cell in self.cells if self._tells(cell)
+            )
+        )
         by = {"": "all"} | {group: group for group in groups if group}
         heads = ["column", "statistic"]
         heads += [by[group] if sites == (POOLED,) else f"{site}: {by[group]}" for site, group in places]
@@ -99,6 +104,13 @@ class TableOne(Shown):
             cells = [text.get((site, group, column, level, statistic), "") for site, group in places]
             rows.append([f"{column} = {level}" if level else column, statistic, *cells])
         return heads, rows
+
+    def _tells(self, cell: Mapping[str, Any]) -> bool:
+        """False for the missing values of a column of which no row lacks one, and no release could have lacked one."""
+        if cell["statistic"] != "missing":
+            return True
+        own = [one for one in self.cells if (one["statistic"], one["column"]) == ("missing", cell["column"])]
+        return any(one["estimate"] is not None or one["n_missing"] for one in own)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -185,6 +197,23 @@ def described(
     if out is not None:
         found.write(out)
     return found.document, found.show
+
+
+def _merged(said: Sequence[str], sites: Sequence[str]) -> tuple[str, ...]:
+    """Each sentence once, before it the sites that it was said of; without them where it was said of all."""
+    of: dict[str, set[str]] = {}
+    for text in said:
+        before, _, sentence = text.partition(": ")
+        who = set(before.split(", "))
+        if who <= set(sites):
+            of.setdefault(sentence, set()).update(who)
+        else:
+            of.setdefault(text, set()).update(sites)
+    every = set(sites)
+    return tuple(
+        text if who == every else f"{', '.join(site for site in sites if site in who)}: {text}"
+        for text, who in of.items()
+    )
 
 
 def check_out(path: Path) -> None:

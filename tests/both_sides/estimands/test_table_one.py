@@ -205,6 +205,24 @@ def test_where_no_row_lacks_a_value_the_share_is_not_that_of_the_half_row_that_w
         assert text == said
 
 
+def test_no_line_says_that_no_site_knows_what_cannot_be_missing():
+    """Rows drawn from noisy moments lack nothing, and so half a row of them tells of no share."""
+    none = {"statistic": "missing", "level": "", "estimate": None, "reason": "no site has a number"}
+    cells = [{**cell, **none} for cell in document()["cells"]]
+    shown = repr(TableOne({**document(), "cells": [*document()["cells"], *cells]}))
+    assert "no site has a number" not in shown
+    assert "50.0 %" in shown
+    cells[0]["n_missing"] = 1
+    assert "no site has a number" in repr(TableOne({**document(), "cells": cells}))
+
+
+def test_a_caution_is_said_once_with_every_site_that_some_cell_says_it_of():
+    cells = [{**document()["cells"][0], "site": site} for site in ("A", "B", "C", POOLED)]
+    lines = [{"cautions": said} for said in (("C, A: Off: far.", "B: thin", "A, B, C: wide"), ("A: thin", "A: wide"))]
+    found = TableOne({**document(), "doubts": ("A: Off: far.", "Other: D"), "cells": cells, "table": lines})
+    assert found.cautions == ("A, C: Off: far.", "Other: D", "A, B: thin", "wide")
+
+
 @pytest.mark.parametrize("suffix", ["html", "csv", "tex", "json"])
 def test_every_file_says_that_the_rows_are_privatised_and_its_cautions(tmp_path, suffix):
     file = tmp_path / f"one.{suffix}"
