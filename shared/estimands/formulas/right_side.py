@@ -166,10 +166,10 @@ class _Terms:
         if len(a) * len(b) > MOST_TERMS:
             raise ParameterError(f"a model must have at most {MOST_TERMS} terms", given="more")
         crossed = [tuple(dict.fromkeys((*left, *right))) for left in a for right in b]
-        if any(str(factor) in self.per for term in crossed for factor in term):
-            raise ParameterError(
-                "a column with units cannot be crossed", given="column/units", next_step="Write I(column / units)."
-            )
+        scaled = next((str(factor) for term in crossed for factor in term if str(factor) in self.per), "")
+        if scaled:
+            given = f"{scaled}/{self.per[scaled]:.15g}"
+            raise ParameterError("a column with units cannot be crossed", given=given, next_step=f"Write I({given}).")
         return self.join([], crossed)
 
     def without(self, terms: list[_Term], node: Node) -> list[_Term]:

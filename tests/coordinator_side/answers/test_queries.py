@@ -134,7 +134,7 @@ def test_a_term_is_found_by_its_column_too(filled):
     [
         ("cox(time, cvd) ~ spb/10", ParameterError, "Nearest: sbp"),
         ("cox(time, cvd) ~ person", ParameterError, "Columns|Nearest"),
-        ("ols(sbp) ~ sbp/10 * age", ParameterError, "column with units cannot be crossed"),
+        ("ols(sbp) ~ sbp/10 * age", ParameterError, r"units cannot be crossed, got sbp/10. Write I\(sbp/10\)"),
         ("unadjust", ParameterError, "Did you mean 'unadjusted'"),
         ("import os", ParameterError, "Planned: adjusted, unadjusted"),
         ("__import__('os')", ParameterError, "kind"),
