@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator.answers.spending import ReleasePrices
 from shared.base.canonical import canonical_json
-from shared.errors import EstimateRefusal, ParameterError, StateRefusal
+from shared.errors import ParameterError, StateRefusal
 from shared.mechanisms.kinds import kind
 from shared.plans.outcomes import drawn_last
 from shared.privacy.stated import all_given
@@ -194,7 +194,7 @@ def uncompared_caution(sites: Sequence[str]) -> str:
 
 def _newest(accepted: Sequence[ReleaseLine], study: str) -> int:
     if not accepted:
-        raise EstimateRefusal(
+        raise StateRefusal(
             f"study {study} must have an accepted release",
             given="none",
             next_step=f"Wait until a site delivers; coordinator wave status {study} shows which are awaited.",
@@ -212,7 +212,7 @@ def holding(
         as_of: a revision of the wave; all there is now when left out.
         combine: put the rows of all refreshes of a site together. They are noisy copies of the same persons,
             whose errors are taken to be the same in each (`intervals.parts`).
-    Raises: PlanRefusal (no such wave), ParameterError (no such revision), EstimateRefusal (no release at all).
+    Raises: PlanRefusal (no such wave), ParameterError (no such revision), StateRefusal (no release at all).
     """
     accepted = store.release_lines(study)
     wave = wave or _newest(accepted, study)

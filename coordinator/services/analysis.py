@@ -49,7 +49,6 @@ from coordinator.store.store import ResultDraft, Store, remember
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     AccessRefusal,
-    EstimateRefusal,
     PolicyRefusal,
     RateRefusal,
     Refusal,
@@ -487,7 +486,7 @@ class AnalysisService:
             return now.used, now.rests
         try:
             maps = self._held(self._store.plan(query["densities"]).plan, 0, None, combine=False)
-        except EstimateRefusal:  # none is left
+        except StateRefusal:  # none is left
             return now.used, now.rests
         return {**now.used, **maps.used}, {**now.rests, **maps.rests}
 

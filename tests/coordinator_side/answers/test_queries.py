@@ -20,7 +20,7 @@ from coordinator.services.authority import Authority
 from coordinator.store.store import Store
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal, ParameterError, PlanChanged, PlanRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanChanged, PlanRefusal, StateRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.latent_noise.noise import default_radius, kept_weight
 from shared.plans.encoding import Encoder
@@ -153,6 +153,12 @@ def test_an_unknown_study_or_wave_or_a_wave_without_releases_is_refused(filled):
         site_estimates(store, "cvd", 9, UNADJUSTED)
     with pytest.raises(EstimateRefusal, match="accepted release"):
         site_estimates(store, "cvd", 2, UNADJUSTED)
+
+
+def test_before_any_delivery_a_question_waits_and_needs_no_other_model(other):
+    store, _ = other
+    with pytest.raises(StateRefusal, match="Wait until a site delivers"):
+        holding(store, "cvd")
 
 
 def test_a_damaged_bundle_excludes_its_site_with_the_reason_and_hides_no_other(other):
