@@ -260,7 +260,9 @@ def test_no_distance_is_told_where_the_rows_deny_the_model():
     for term, logarithm in (("sex[male]", False), ("sex[male]:arm[drug: 2]", False), ("age:sex[male]", True)):
         [caution] = pooled(DENIED + 0.01, term=term).doubts
         assert ("logarithmic covariate" in caution) is logarithm, term
-    assert unknown_gap(two, ("s0", "s1"), QUESTION, doubted) == ""  # released again: what the flow does to such rows is known
+    assert (
+        unknown_gap(two, ("s0", "s1"), QUESTION, doubted) == ""
+    )  # released again: what the flow does to such rows is known
     assert unknown_gap(released(500, mechanism="tables"), (), QUESTION, doubted) == ""
 
 
