@@ -13,7 +13,10 @@ import typer
 from shared.base.clock import utc_now
 from shared.errors import (
     ApprovalRefusal,
+    NetworkRefusal,
+    RateRefusal,
     Refusal,
+    StorageRefusal,
 )
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
@@ -171,7 +174,8 @@ def status(desk: Desk) -> VerbAnswer:
     forks = 0 if desk.replies is None else desk.replies.forks()
     life = certificate_life(config, utc_now())
     over = life is not None and life.state == "over"
-    steps = _pressing(desk, steps, differing=bool(found) and not forks, over=over, forgotten=account.forgotten)
+    refused, differs = account.refused, bool(found) and not forks
+    steps = _pressing(desk, steps, differing=differs, over=over, forgotten=account.forgotten, refused=bool(refused))
     answer = {
         "site": config.site,
         "certificate": None if life is None else life.facts,
@@ -182,6 +186,7 @@ def status(desk: Desk) -> VerbAnswer:
         "paused": desk.paused,
         "forgotten": account.forgotten if account.heard else None,
         "unallowed": account.unallowed,
+        "refused": None if refused is None else refused.code,
         "studies": studies,
         "outbox": len(waiting),
         "reminders": account.reminders if account.heard else None,
@@ -213,7 +218,9 @@ def status(desk: Desk) -> VerbAnswer:
             screens.note(out, line)
         if found:
             screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
-        if joined and not account.heard:
+        if refused is not None:
+            screens.note(out, f"The coordinator refuses this site ({refused.code}): {refused}")
+        elif joined and not account.heard:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
@@ -312,7 +319,9 @@ def _over_budget(desk: Desk, plan: StudyPlan, day: dt.date, due: list[int]) -> b
     return due[0] in found["to_come"] and due[0] > (found["last_affordable"] or 0)
 
 
-def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool, forgotten: bool) -> list[str]:
+def _pressing(
+    desk: Desk, steps: list[str], *, differing: bool, over: bool, forgotten: bool, refused: bool
+) -> list[str]:
     """Commands to run next, the most urgent first.
 
     Args:
@@ -320,6 +329,7 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool, forg
         differing: the coordinator's account differs from this site's.
         over: the certificate has expired.
         forgotten: the coordinator has witnessed what this ledger lacks.
+        refused: the coordinator takes no call of this site.
     """
     from site_agent.ledger.files import RESTORED
 
@@ -333,6 +343,8 @@ def _pressing(desk: Desk, steps: list[str], *, differing: bool, over: bool, forg
         steps.insert(0, "site-agent resend")
     if forgotten or (desk.home / RESTORED).exists():
         steps.insert(0, "site-agent ledger recover")
+    if refused:
+        steps.insert(0, "site-agent doctor")
     if desk.paused:
         steps = ["site-agent resume --as NAME"]
     return ["site-agent renew --late --out FILE", *steps] if over else steps
@@ -343,12 +355,14 @@ class _Standing:
     """What the coordinator holds of this site, as it said now.
 
     Args:
-        heard: it answered. reminders: of the study lead. differing: where this site's ledger says otherwise.
+        heard: it answered. refused: why it takes no call of this site, where it does not.
+        reminders: of the study lead. differing: where this site's ledger says otherwise.
         forgotten: it has witnessed a head that this ledger lacks: an old copy.
         unallowed: fingerprint of the head after what is lacking was counted, until the lead has allowed it.
     """
 
     heard: bool = False
+    refused: Refusal | None = None
     reminders: tuple[dict[str, Any], ...] = ()
     differing: tuple[reconciliation.Discrepancy, ...] = ()
     forgotten: bool = False
@@ -361,7 +375,12 @@ def _account(desk: Desk, studies: list[str]) -> _Standing:
     try:
         with desk.egress(timeout=ASKING_SECONDS) as egress:
             for study in studies:
-                answer = egress.holdings(study)
+                try:
+                    answer = egress.holdings(study)
+                except (NetworkRefusal, RateRefusal, StorageRefusal):
+                    raise
+                except Refusal as refusal:
+                    return replace(said, refused=refusal)
                 found = tuple({"study": study, "wave": one.wave, "day": one.day} for one in answer.reminders)
                 differing = (*said.differing, *reconciliation.compare(desk, study, answer))
                 said = replace(said, reminders=(*said.reminders, *found), differing=differing)

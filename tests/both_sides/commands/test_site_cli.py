@@ -18,6 +18,7 @@ from stage.hospital_side.ticks import ticks
 
 from shared.base.canonical import sha256_hex
 from shared.base.keys import Envelope, SigningKey
+from shared.errors import CertificateRefusal
 from shared.plans.plan import Budget, PrivateTraining, Wave, sign_plan
 from shared.releases.statement import STATEMENT_TYPE
 from site_agent import cli
@@ -591,6 +592,23 @@ def test_the_status_always_names_one_next_step(hospital, plan, table):
     assert following() == ["site-agent release mini --wave 1"]
     hospital("release", "mini", "--wave", "1")
     assert following()[0].startswith("site-agent outbox show")
+
+
+def test_the_status_says_that_the_coordinator_refuses_this_site(ready):
+    def refusing(study):
+        raise CertificateRefusal("a certificate must not be revoked", given="one that is", next_step="Call the lead.")
+
+    ready.hub.holdings = refusing
+    status = ready.json("status")
+    assert (status["refused"], status["next"]) == ("E_CERT", ["site-agent doctor"])
+    shown = " ".join(ready("status").split())
+    assert "The coordinator refuses this site (E_CERT): a certificate must not be revoked" in shown
+    assert "Call the lead." in shown
+    assert "does not answer" not in shown
+    del ready.hub.holdings
+    ready.hub.down = True
+    assert ready.json("status")["refused"] is None
+    assert "does not answer now" in ready("status")
 
 
 def test_the_audit_verifies_and_finds_a_flipped_byte(ready):
