@@ -21,6 +21,7 @@ from shared.errors import (
     LockedRefusal,
     NetworkRefusal,
     Refusal,
+    RoleRefusal,
     StateRefusal,
 )
 from shared.plans.federated import PREFIX
@@ -267,9 +268,9 @@ class AgentRound:
         """
         answers, replies = {}, self.desk.replies
         before = len(replies.restorations()) if replies is not None else 0
-        for study in studies:
-            if not self.desk.ledger.holds(study):
-                continue
+        # Also of what this site has left, or was taken out of: what was withdrawn then must not be shown again.
+        for study in sorted({hold.study for hold in self.desk.ledger.holds()}):
+            ended = study not in studies
             try:
                 answers[study] = answer = egress.held(study)
                 found = reconciliation.compare(self.desk, study, answer)
@@ -285,7 +286,8 @@ class AgentRound:
             except NetworkRefusal:
                 raise
             except Refusal as refusal:
-                self.refused(study, "not compared", refusal)
+                if not (ended and isinstance(refusal, RoleRefusal)):  # who knows nothing of it shows nothing of it
+                    self.refused(study, "not compared", refusal)
                 continue
             if settled.proven:
                 self._report(study, "ledger proven anew", detail="the coordinator had forgotten heads of it")
@@ -295,7 +297,9 @@ class AgentRound:
                 detail = (
                     f"{one.release_id[:8]}. {one.why}" if one.why else f"{one.release_id[:8]}. Tell the study lead."
                 )
-                self._report(study, one.what, wave=one.wave, detail=detail, code=IntegrityRefusal.code)
+                code = "" if ended else IntegrityRefusal.code
+                self._report(study, one.what, wave=one.wave, detail=detail, code=code)
+        answers = {study: answer for study, answer in answers.items() if study in studies}
         if self.dry_run or not answers or reconciliation.looked(self.desk, self.now.today):
             return
         try:

@@ -18,7 +18,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
-from shared.errors import AwaitsCourier, LedgerRefusal, LockedRefusal, NetworkRefusal, Refusal, UnknownMethod
+from shared.errors import (
+    AwaitsCourier,
+    LedgerRefusal,
+    LockedRefusal,
+    NetworkRefusal,
+    Refusal,
+    RoleRefusal,
+    UnknownMethod,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,7 +174,8 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
     kept = _stored_acceptances(desk) or {}
     known = [kept[digest] for one in missing if (digest := desk.ledger.hold(one.release_id).bundle_sha256) in kept]
     if missing:
-        with suppress(UnknownMethod):  # an older coordinator: it takes what it does not have as new
+        # An older coordinator takes what it does not have as new; one that ended this site's part takes nothing more.
+        with suppress(UnknownMethod, RoleRefusal):
             egress.report_gap(study, known)
     mended, left = list[Discrepancy](), list[Discrepancy]()
     # Withdrawals first, the last release's first: under ``frozen`` a later one holds the rows of an earlier one.

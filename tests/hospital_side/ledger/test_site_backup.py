@@ -116,6 +116,27 @@ def test_a_site_lost_and_put_back_spends_nothing_before_it_has_counted_what_it_f
     assert theatre.agent(north, "ledger", "verify").json["ok"]
 
 
+def released(theatre) -> list[str]:
+    """The releases that the coordinator shows to readers."""
+    return [one["release_id"] for one in theatre.coordinator("releases").json["accepted"]]
+
+
+def test_a_coordinator_put_back_shows_nothing_of_who_has_left(theatre, north, tmp_path):
+    """Out of the study as well: the agent looks at every study that its ledger holds a release of."""
+    one = deliver(theatre, north, 1)
+    theatre.coordinator("backup", tmp_path / "hub")
+    theatre.agent(north, "leave", "storm", "--as", "steward")
+    theatre.coordinator("ungrant", north, "--study", "storm")
+    theatre.agent(north, "run", "--once")
+    theatre.stop()
+    theatre.coordinator("restore", tmp_path / "hub", "--as", "lead", "--replace", "--reason", "a fire")
+    theatre.serve()
+    assert one in released(theatre)
+    said = theatre.agent(north, "run", "--once", as_json=False)
+    assert "mended: withdrawn here, shown by the coordinator" in said.out
+    assert one not in released(theatre)
+
+
 def test_a_backup_opens_for_who_approves_when_it_is_made_and_for_nobody_who_was_retired(theatre, north, tmp_path):
     home = theatre.home(north)
     theatre.agent(north, "approver", "add", "second", "--as", "steward")
