@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import (
     AwaitsCourier,
+    ApprovalRefusal,
     LedgerRefusal,
     LockedRefusal,
     NetworkRefusal,
@@ -209,6 +210,17 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
     outbox = desk.outbox
     if one.what == SHOWN:
         egress.withdraw(outbox.tombstone(one.release_id))
+        return
+    hold = desk.ledger.hold(one.release_id)
+    if len(hold.approvals) < hold.approvals_needed:
+        # The ledger was put back to before the approval: by its own word none of the bytes may leave.
+        if one.what == MISSING:
+            raise ApprovalRefusal(
+                f"{hold.approvals_needed} registered approver(s) must have approved what is sent again",
+                given="a ledger that was put back to before its approval",
+                next_step="It cannot be sent again, and stays charged. Tell the study lead.",
+            )
+        egress.acceptance(outbox.statement(one.release_id))
         return
     approved = desk.ledger.approved_plan(one.study)
     if one.what == MISSING and approved is not None and desk.ledger.plan_revoked(one.study, approved[0]):

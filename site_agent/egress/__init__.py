@@ -479,13 +479,29 @@ class Egress:
             )
         report = progress or (lambda sent, whole: None)
         acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, standing, bundle, pieces, report))
-        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
-            if getattr(acceptance, name) != getattr(statement, name):
-                raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
-        self._witnessed(acceptance)
+        self._acknowledging(acceptance, envelope)
         report(total, total)
         _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
         return acceptance
+
+    def acceptance(self, envelope: Envelope) -> Acceptance:
+        """The acknowledgement of a release that the coordinator has, asked for by its statement; none of it is sent.
+
+        Raises: StateRefusal (it has none, or a courier asks); the coordinator's refusal; NetworkRefusal.
+        """
+        offered: Offered = self._retried(lambda: self._ask("Offer", OfferRequest(envelope=envelope.to_bytes())))
+        if offered.acceptance is None:
+            raise StateRefusal("the coordinator must acknowledge a release that it has", given="no acknowledgement")
+        return self._acknowledging(offered.acceptance, envelope)
+
+    def _acknowledging(self, acceptance: Acceptance, envelope: Envelope) -> Acceptance:
+        from shared.releases.statement import Statement
+
+        statement = Statement.from_bytes(envelope.payload)
+        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
+            if getattr(acceptance, name) != getattr(statement, name):
+                raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
+        return self._witnessed(acceptance)
 
     def _deliver(
         self,

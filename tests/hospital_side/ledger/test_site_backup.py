@@ -121,6 +121,31 @@ def released(theatre) -> list[str]:
     return [one["release_id"] for one in theatre.coordinator("releases").json["accepted"]]
 
 
+def sent_after_its_backup(theatre, north, archive) -> str:
+    """A release that waits in the backup and was delivered since; the site is put back."""
+    made = drawn(theatre, north, 1).json
+    ticks = [word for warning in made["warnings"] for word in ("--tick", warning["name"])]
+    theatre.agent(north, "backup", archive)
+    theatre.agent(north, "approve", made["release_id"], "--as", "steward", *ticks)
+    assert made["release_id"] in released(theatre)
+    return str(made["release_id"])
+
+
+@pytest.mark.fault("F17")
+def test_the_acknowledgement_of_a_counted_delivery_is_asked_for_again(theatre, north, tmp_path):
+    """Approved after the backup: by its own word the ledger must not send it, and it needs no more than the word."""
+    sent_after_its_backup(theatre, north, tmp_path / "b")
+    drawn(theatre, north, 2)
+    put_back(theatre, north, tmp_path / "b", "--replace")
+    found = theatre.agent(north, "ledger", "recover").json
+    theatre.coordinator("reanchor", north, "--fingerprint", found["fingerprint"])
+    assert theatre.agent(north, "ledger", "recover").json["state"] == "done"
+    settled = theatre.agent(north, "resend").json
+    assert "its acknowledgement is not kept here" in json.dumps(settled)
+    assert theatre.agent(north, "status").json["discrepancies"] == []
+    assert theatre.agent(north, "audit", "verify").json["ok"]
+
+
 def test_a_coordinator_put_back_shows_nothing_of_who_has_left(theatre, north, tmp_path):
     """Out of the study as well: the agent looks at every study that its ledger holds a release of."""
     one = deliver(theatre, north, 1)
