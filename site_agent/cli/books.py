@@ -274,6 +274,7 @@ def ledger_recover(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
         asked = (desk.ledger, desk.plans, egress, desk.config.studies)
         found = survey(*asked) if dry_run else recover(*asked, desk.replies)
     seq = found.witnessed.seq if found.witnessed else 0
+    delivered = [release_id for release_id, _ in found.accepted]
     answer = {
         "site": desk.config.site,
         "state": found.state,
@@ -286,6 +287,7 @@ def ledger_recover(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
             for one in found.lost
         ],
         "plan_versions": {study: list(versions) for study, versions in found.priced.items()},
+        "delivered": delivered,
         "fingerprint": found.fingerprint,
         "dry_run": dry_run,
     }
@@ -297,7 +299,10 @@ def ledger_recover(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
         screens.heading(out, "Ledger", "dry run, nothing counted" if dry_run else found.state)
         if found.state == "whole":
             out.print("Nothing that the coordinator has witnessed is missing here.")
-            screens.next_step(out, "site-agent ledger verify")
+            for release_id in delivered:
+                done = "would be noted" if dry_run else "is noted"
+                out.print(f"Release {release_id[:8]}: the coordinator has accepted it; it {done} as delivered.")
+            screens.next_step(out, "site-agent resend" if delivered and not dry_run else "site-agent ledger verify")
             return
         if found.missing:
             out.print(

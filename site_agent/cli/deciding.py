@@ -326,8 +326,12 @@ def withdraw(
             out.print(f"State now: {hold.state.replace('_', ' ')}; {far}.")
         elif buried is not None:
             out.print(f"The coordinator has buried it, as entry {buried} of its log. Analysts no longer see it.")
-        else:
+        elif hold.withdrawal is not None and hold.withdrawal.settled:
             out.print("It will not be sent. The coordinator has nothing of it.")
+        elif hold.bundle_sha256:
+            out.print("It will not be sent. Whether the coordinator has anything of it, site-agent run asks.")
+        else:
+            out.print("It will not be drawn or sent.")
         out.print("Its charge stays: what was drawn was drawn.")
         screens.next_step(out, "site-agent budget")
 

@@ -335,7 +335,7 @@ def _pressing(
 
     waiting = [h for h in desk.outbox.list() if h.state in ("held", "sent_back", "approved")]
     steps = [*(f"site-agent outbox show {h.release_id[:8]}" for h in waiting), *steps]
-    for h in desk.outbox.list():
+    for h in desk.ledger.holds():
         if h.left and h.withdrawal is not None and not h.withdrawal.settled:
             command = f"--as {h.withdrawal.name} --reason {h.withdrawal.reason_code}"
             steps.insert(0, f"site-agent withdraw {h.release_id[:8]} {command}")

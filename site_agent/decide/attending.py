@@ -333,7 +333,7 @@ class AgentRound:
     def _bury_withdrawn(self) -> None:
         from site_agent.decide.airlock import taking_back
 
-        for hold in self.desk.outbox.list():
+        for hold in self.desk.ledger.holds():
             if hold.withdrawal is None or hold.withdrawal.settled or not hold.left or self.desk.paused:
                 continue
             if self.dry_run:

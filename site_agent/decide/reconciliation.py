@@ -4,9 +4,10 @@ A coordinator restored from a backup does not know what it accepted since then; 
 site has three records of its own: the ledger (what was delivered, in which order), ``acknowledged.jsonl`` (the
 coordinator's signatures) and ``sealed/`` (the bytes). At each contact `compare` compares the coordinator's answer with
 the first two, and `settle` repairs what needs no decision: it proves the ledger's head from the coordinator's current
-one, and sends again the same sealed bytes and any withdrawal that the coordinator has lost. Nothing is drawn, signed or
-charged, and the ledger gets no entry. Once a day `watch` fetches the log's signed head, and proof that each release of
-this site stands in it as this site signed it.
+one, and sends again the same sealed bytes and any withdrawal that the coordinator has lost. Nothing is drawn, signed by
+a person or charged, and the ledger gets no entry, unless it was put back itself and has forgotten a delivery, or that a
+withdrawal was buried. Once a day `watch` fetches the log's signed head, and proof that each release of this site stands
+in it as this site signed it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.base.canonical import canonical_json, parse_json
 from shared.errors import (
-    AwaitsCourier,
     ApprovalRefusal,
+    AwaitsCourier,
     LedgerRefusal,
     LockedRefusal,
     NetworkRefusal,
@@ -32,7 +33,7 @@ from shared.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shared.wire.site_messages import Acceptance, Holdings
+    from shared.wire.site_messages import Acceptance, Holding, Holdings
     from site_agent.config import SiteConfig
     from site_agent.egress import AcknowledgedReplies, Egress
     from site_agent.ledger.book import Hold, Ledger
@@ -53,15 +54,16 @@ __all__ = [
     "watch",
 ]
 
-MISSING, SHOWN, HIDDEN, APART, UNKEPT, UNPROVEN = (
+MISSING, SHOWN, HIDDEN, APART, UNKEPT, UNPROVEN, FORGOTTEN = (
     "missing at the coordinator",
     "withdrawn here, shown by the coordinator",
     "withdrawn by the coordinator, not here",
     "delivered by the ledger, quarantined by the coordinator",
     "its acknowledgement is not kept here",
     "not proven to stand in the coordinator's log",
+    "accepted by the coordinator, not delivered by the ledger",
 )
-MENDED = (MISSING, SHOWN, UNKEPT)
+MENDED = (MISSING, SHOWN, UNKEPT, FORGOTTEN)
 LOOK_FILE = "watch.json"
 
 
@@ -108,12 +110,18 @@ class Settled:
 # -- comparing ------------------------------------------------------------------------------------------------------
 def compare(desk: Witnesses, study: str, answer: Holdings) -> tuple[Discrepancy, ...]:
     """Every release of a study of which the coordinator says something else than this site knows, in ledger order."""
+    from site_agent.decide.recovery import own_releases
+
     there = {one.release_id: one for one in answer.holdings}
     kept = _stored_acceptances(desk)
     out = []
-    for hold in _settled(desk, study):
+    acknowledged = {hold.release_id for hold in _settled(desk, study)}
+    signed = {one.release_id: one for one, _ in own_releases(desk.ledger, study, answer)}
+    for hold in desk.ledger.holds(study):
         held = there.get(hold.release_id)
-        if hold.state == "withdrawn":
+        if hold.release_id not in acknowledged:
+            what = _overlooked(hold, signed[hold.release_id]) if hold.release_id in signed else ""
+        elif hold.state == "withdrawn":
             # What the coordinator never had, or does not have any more, is taken back all the same.
             what = SHOWN if held is not None and held.state == "accepted" else ""
         elif held is None:
@@ -125,6 +133,20 @@ def compare(desk: Witnesses, study: str, answer: Holdings) -> tuple[Discrepancy,
         if what:
             out.append(Discrepancy(study=study, wave=hold.wave, release_id=hold.release_id, what=what))
     return tuple(out)
+
+
+def _overlooked(hold: Hold, held: Holding) -> str:
+    """What differs where the ledger says that a release never arrived, and the coordinator shows it as signed here."""
+    from site_agent.ledger.holds import undelivered
+
+    given = hold.withdrawal
+    if given is not None:
+        # Of what may have left, the coordinator is told apart from this (`taking_back.bury`).
+        waits = hold.left and not given.settled
+        return SHOWN if held.state == "accepted" and given.bundle_sha256 and not waits else ""
+    # What stands approved is sent again, and acknowledged then.
+    forgotten = undelivered(hold) and hold.state != "approved" and held.log_index is not None
+    return FORGOTTEN if forgotten else ""
 
 
 def unacknowledged(desk: Witnesses) -> tuple[Discrepancy, ...]:
@@ -145,7 +167,7 @@ def _settled(desk: Witnesses, study: str | None = None) -> list[Hold]:
     return [
         hold
         for hold in desk.ledger.holds(study)
-        if hold.bundle_sha256
+        if (hold.bundle_sha256 or (hold.withdrawal and hold.withdrawal.bundle_sha256))
         and (
             # What was deleted on leaving cannot be sent again; its withdrawal can: the ledger alone signs it anew.
             (hold.state == "delivered" and hold.release_id not in gone)
@@ -185,7 +207,7 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
             left.append(one)
             continue
         try:
-            _mend(desk, egress, one)
+            _mend(desk, egress, one, answer)
             mended.append(one)
         except (NetworkRefusal, LockedRefusal):
             raise
@@ -206,12 +228,21 @@ def _require_one_history(desk: Witnesses, egress: Egress) -> None:
         replies.require_one_history()
 
 
-def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
-    outbox = desk.outbox
+def _mend(desk: Witnesses, egress: Egress, one: Discrepancy, answer: Holdings) -> None:
+    from site_agent.decide.recovery import own_releases
+
+    outbox, ledger = desk.outbox, desk.ledger
     if one.what == SHOWN:
-        egress.withdraw(outbox.tombstone(one.release_id))
+        stone = egress.withdraw(outbox.tombstone(one.release_id))
+        ledger.tombstone(ledger.hold(one.release_id), log_index=stone.log_index)
         return
-    hold = desk.ledger.hold(one.release_id)
+    if one.what == FORGOTTEN:
+        places = {held.release_id: held.log_index for held, _ in own_releases(ledger, one.study, answer)}
+        ledger.note_arrived({one.release_id: int(places[one.release_id] or 0)})
+        kept = _stored_acceptances(desk)
+        if kept is None or ledger.hold(one.release_id).bundle_sha256 in {"", *kept}:
+            return
+    hold = ledger.hold(one.release_id)
     if len(hold.approvals) < hold.approvals_needed:
         # The ledger was put back to before the approval: by its own word none of the bytes may leave.
         if one.what == MISSING:
@@ -222,10 +253,10 @@ def _mend(desk: Witnesses, egress: Egress, one: Discrepancy) -> None:
             )
         egress.acceptance(outbox.statement(one.release_id))
         return
-    approved = desk.ledger.approved_plan(one.study)
-    if one.what == MISSING and approved is not None and desk.ledger.plan_revoked(one.study, approved[0]):
+    approved = ledger.approved_plan(one.study)
+    if one.what == MISSING and approved is not None and ledger.plan_revoked(one.study, approved[0]):
         # A newer plan forbids nothing here: the release was delivered under its own.
-        desk.ledger.require_plan(desk.ledger.hold(one.release_id))
+        ledger.require_plan(hold)
     egress.send(
         outbox.envelope(one.release_id), outbox.bundle(one.release_id), standing=outbox.standing(one.release_id)
     )

@@ -40,7 +40,7 @@ from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from shared.wire.site_messages import AnchorReceipt, Holding, Holdings
 from site_agent.ledger.book import Ledger, Lost
 from site_agent.ledger.files import RESTORED
-from site_agent.ledger.holds import LOST_CAP
+from site_agent.ledger.holds import LOST_CAP, undelivered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from site_agent.decide.plans import Plans
     from site_agent.egress import AcknowledgedReplies
 
-__all__ = ["CoordinatorView", "Recovery", "draws_within", "recover", "survey"]
+__all__ = ["CoordinatorView", "Recovery", "draws_within", "own_releases", "recover", "survey"]
 
 
 MISSING_CAP = 100_000
@@ -77,7 +77,8 @@ class Recovery:
         missing: number of entries between the two.
         unknown: most draws that they can have held beyond the releases that the coordinator holds.
         lost: the charges.
-        accepted: log place of each release that is known here as well, by id, and that the coordinator accepted.
+        accepted: log place of each release that is known here as well, by id, and that the coordinator accepted; of a
+            whole ledger only of those of which it says otherwise.
         fingerprint: of the ledger's head once counted, for the study lead.
         priced: the plan versions of each study that the charges were priced by.
     """
@@ -118,8 +119,18 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
     first = answers[names[0]]
     known = ledger.anchored()
     witnessed = _own_head(ledger, first, unwitnessed=known == 0)
+    here = {hold.release_id: hold for hold in ledger.holds()}
+    held = [one for study in names for one in own_releases(ledger, study, answers[study])]
+    accepted = [
+        (one.release_id, one.log_index)
+        for one, _ in held
+        if one.log_index is not None and one.release_id in here and undelivered(here[one.release_id])
+    ]
     if witnessed is None or ledger.holds_head(witnessed):
-        return Recovery(state="whole", witnessed=witnessed, known=known)
+        # Not every step from the seal to the delivery is witnessed: a copy from before them lacks none of the heads.
+        # What stands approved is sent again, and acknowledged then.
+        unknown_here = tuple(one for one in accepted if here[one[0]].state != "approved")
+        return Recovery(state="whole", witnessed=witnessed, known=known, accepted=unknown_here)
     done = ledger.recovered(witnessed)
     if done:
         return Recovery(state="counted", witnessed=witnessed, known=known, fingerprint=done)
@@ -137,8 +148,6 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
             given=f"{witnessed.seq - known}",
             next_step="Restore a later backup of ledger.db and ledger.head; call the study lead.",
         )
-    here = {hold.release_id: hold for hold in ledger.holds()}
-    held = [one for study in names for one in _own(ledger, study, answers[study])]
     away = [(holding, said) for holding, said in held if holding.release_id not in here]
     unknown = max(draws_within(witnessed.seq - known) - len(away), 0)
     lost: list[Lost] = []
@@ -165,9 +174,7 @@ def survey(ledger: Ledger, plans: Plans, door: CoordinatorView, studies: Iterabl
         missing=witnessed.seq - known,
         unknown=unknown,
         lost=tuple(lost),
-        accepted=tuple(
-            (h.release_id, h.log_index) for h, _ in held if h.release_id in here and h.log_index is not None
-        ),
+        accepted=tuple(accepted),
         priced=priced,
     )
 
@@ -198,7 +205,7 @@ def _own_head(ledger: Ledger, answer: Holdings, *, unwitnessed: bool) -> AnchorR
     return anchored
 
 
-def _own(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, Statement]]:
+def own_releases(ledger: Ledger, study: str, answer: Holdings) -> list[tuple[Holding, Statement]]:
     """The releases that this site has signed, each once; what cannot be shown so is not counted as one of them."""
     found: dict[str, tuple[Holding, Statement]] = {}
     for holding in answer.holdings:
@@ -238,6 +245,8 @@ def recover(
     if mark.exists():
         _require_remembered(mark, found.witnessed, door, replies)
     found = _counted(ledger, door, found)
+    if found.state == "whole":
+        ledger.note_arrived(dict(found.accepted))
     if mark.exists():
         if found.state == "whole":
             # Whether it was drawn after the backup, nobody can tell: its charge has bought what it could.

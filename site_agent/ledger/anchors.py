@@ -11,7 +11,7 @@ from shared.base.keys import Envelope
 from shared.errors import StateRefusal
 from shared.wire.signed_messages import ANCHOR_TYPE, AnchorHead
 from site_agent.ledger.entries import AnchoredHead, agrees, last_witnessed, settled_by
-from site_agent.ledger.holds import Lost, price_of, require_word
+from site_agent.ledger.holds import Lost, price_of, require_word, undelivered
 from site_agent.ledger.state import Book
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "count_lost",
     "holds_head",
     "links",
+    "note_arrived",
     "recovered",
     "recoveries",
 ]
@@ -110,6 +111,19 @@ def count_lost(book: Book, receipt: AnchoredHead, lost: Sequence[Lost], *, accep
         book.append("lost", more)
     book.append("recovered", body)
     return head_fingerprint(book.entries[-1].hash)
+
+
+def note_arrived(book: Book, places: Mapping[str, int]) -> None:
+    """Note deliveries that this ledger has forgotten, each with its charge; what is delivered or taken back stays so.
+
+    Args:
+        places: place in the log of each release, by id, that the coordinator shows as this site signed it.
+    Raises: LedgerRefusal; StorageRefusal.
+    """
+    unknown = {name: at for name, at in places.items() if name in book.holds and undelivered(book.holds[name])}
+    for study in dict.fromkeys(book.holds[name].study for name in unknown):
+        of_study = {name: at for name, at in unknown.items() if book.holds[name].study == study}
+        book.append("lost", {"study": study, "prices": [], "charges": [], "accepted": of_study})
 
 
 def _lost_bodies(lost: Sequence[Lost]) -> list[dict[str, Any]]:

@@ -137,6 +137,7 @@ class Ledger(Chain):
     recoveries = reading(anchors.recoveries)
     recovered = reading(anchors.recovered)
     count_lost = writing(anchors.count_lost)
+    note_arrived = writing(anchors.note_arrived)
     # -- whom a release touches
     persons = reading(touched.persons_of)
     taken = reading(touched.taken)

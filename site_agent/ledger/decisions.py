@@ -161,7 +161,15 @@ def burn(book: Book, hold: Hold, reason: str) -> Hold:
 
 
 def withdraw(
-    book: Book, hold: Hold, *, name: str, key: PublicKey, signature: bytes, reason_code: str, reason: str
+    book: Book,
+    hold: Hold,
+    *,
+    name: str,
+    key: PublicKey,
+    signature: bytes,
+    reason_code: str,
+    reason: str,
+    bundle_sha256: str = "",
 ) -> Hold:
     """A person takes a release back, wherever it is: it is never sent from now on, and stays paid for.
 
@@ -169,6 +177,7 @@ def withdraw(
         signature: by `key`, over the withdrawal's payload.
         reason_code: what the coordinator is told.
         reason: in the person's words; it stays here.
+        bundle_sha256: of the bytes that the coordinator has, where this ledger has forgotten them.
     Raises: StateRefusal (burnt, rejected or withdrawn already).
     """
     found = book.hold(hold.release_id)
@@ -178,7 +187,7 @@ def withdraw(
         "signature": signature.hex(),
         "reason_code": reason_code,
         "reason": reason,
-        "bundle_sha256": found.bundle_sha256,
+        "bundle_sha256": found.bundle_sha256 or bundle_sha256,
     }
     return book.move(hold.release_id, "withdraw", body)
 

@@ -187,7 +187,7 @@ def require_settled(ledger: Path) -> None:
     """Refuse to spend by a ledger that was put back and is not yet settled. Raises: LedgerRefusal."""
     if ledger.with_name(RESTORED).exists():
         raise LedgerRefusal(
-            "a ledger that was put back from a backup must be settled before anything is charged or drawn",
+            "a ledger that was put back from a backup must be settled before anything is charged, drawn or given up",
             given="one that is not",
             next_step="Run site-agent ledger recover: it counts what the coordinator has seen since as spent.",
         )

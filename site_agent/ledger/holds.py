@@ -37,6 +37,7 @@ __all__ = [
     "folder_of",
     "price_of",
     "require_word",
+    "undelivered",
 ]
 
 LOST_CAP = LINKS_CAP
@@ -119,6 +120,7 @@ class SignedWithdrawal:
 
     Args:
         reason_code: from the fixed list that the coordinator is told.
+        bundle_sha256: of the bytes that were taken back, by which the coordinator knows them; blank for none.
         settled: whether the coordinator has been told, or never had the release.
         log_index: place of the tombstone in the coordinator's log; None where it never had the release.
     """
@@ -127,6 +129,7 @@ class SignedWithdrawal:
     key: PublicKey
     signature: bytes
     reason_code: str
+    bundle_sha256: str = ""
     settled: bool = False
     log_index: int | None = None
 
@@ -433,6 +436,7 @@ def _withdraw(hold: Hold, entry: Entry) -> dict[str, Any]:
         key=PublicKey(body["key"]),
         signature=bytes.fromhex(body["signature"]),
         reason_code=body["reason_code"],
+        bundle_sha256=body.get("bundle_sha256", ""),
     )
     seen = {"state": "withdrawn"} if hold.state == "delivered" else {}
     return {"reason": body["reason"], "withdrawal": signed, **seen}
@@ -541,6 +545,11 @@ def _fold_lost(holds: dict[str, Hold], entry: Entry) -> None:
     for name in body.get("burnt", ()):
         reason = "open when the ledger was put back"
         holds[name] = replace(_forgotten(holds[name]), state="burnt", closed_seq=entry.seq, reason=reason)
+
+
+def undelivered(hold: Hold) -> bool:
+    """True if by these entries a release never arrived, and no person has taken it back."""
+    return hold.phase != "delivered" and hold.withdrawal is None
 
 
 def _forgotten(hold: Hold) -> Hold:

@@ -274,7 +274,16 @@ class Outbox:
             passed_on["notice"] = notice.signed(approver).to_bytes().decode()
         return move(current, reason, by=name, key=approver.public.hex, signature=signature.hex(), **passed_on)
 
-    def withdraw(self, release_id: str, approver: SigningKey, name: str, *, reason_code: str, reason: str) -> Hold:
+    def withdraw(
+        self,
+        release_id: str,
+        approver: SigningKey,
+        name: str,
+        *,
+        reason_code: str,
+        reason: str,
+        bundle_sha256: str = "",
+    ) -> Hold:
         """Take a release back as the registered approver `name`. Nothing of it is sent from now on; the charge stays.
 
         A reservation that holds a wave without bytes is given up in the same way. What was approved may have left,
@@ -286,6 +295,7 @@ class Outbox:
             name: as registered.
             reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
             reason: why, in a person's words; it stays at the site.
+            bundle_sha256: of the bytes that the coordinator has, where this ledger has forgotten them.
         Raises: ApprovalRefusal (not a registered approver); StateRefusal (over already).
         """
         current = self.ledger.hold(release_id)
@@ -297,7 +307,8 @@ class Outbox:
             )
         from shared.wire.signed_messages import WITHDRAWAL_TYPE
 
-        message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code))
+        digest = current.bundle_sha256 or bundle_sha256
+        message = Envelope.encoding(WITHDRAWAL_TYPE, self._withdrawal(current, reason_code, digest))
         return self.ledger.withdraw(
             current,
             name=name,
@@ -305,6 +316,7 @@ class Outbox:
             signature=approver.sign(message),
             reason_code=reason_code,
             reason=reason,
+            bundle_sha256=digest,
         )
 
     def tombstone(self, release_id: str) -> Envelope:
@@ -313,15 +325,16 @@ class Outbox:
 
         current = self.ledger.hold(release_id)
         given = current.withdrawal
-        if given is None or not current.bundle_sha256:
+        if given is None or not given.bundle_sha256:
             raise StateRefusal("a release must be withdrawn to have a tombstone", given=current.state)
-        envelope = Envelope.sign(WITHDRAWAL_TYPE, self._withdrawal(current, given.reason_code), [self.ledger.signer])
+        payload = self._withdrawal(current, given.reason_code, given.bundle_sha256)
+        envelope = Envelope.sign(WITHDRAWAL_TYPE, payload, [self.ledger.signer])
         signed = Signature(given.key.key_id, given.signature)
         return Envelope(
             payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, signed)
         )
 
-    def _withdrawal(self, hold: Hold, reason_code: str) -> bytes:
+    def _withdrawal(self, hold: Hold, reason_code: str, digest: str) -> bytes:
         from shared.wire.signed_messages import REASONS, Withdrawal
 
         if reason_code not in REASONS:
@@ -335,7 +348,7 @@ class Outbox:
             site=self.ledger.site,
             wave=hold.wave,
             release_id=hold.release_id,
-            bundle_sha256=hold.bundle_sha256 or NO_BYTES,
+            bundle_sha256=digest or NO_BYTES,
             reason_code=reason_code,
         ).to_bytes()
 

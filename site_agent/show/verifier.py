@@ -360,7 +360,7 @@ class Acknowledged:
             self.forks.append(said)
         elif said["kind"] == "AnchorReceipt":
             # What a ledger that was put back had witnessed before, it has counted as spent and no longer holds.
-            gone = 1 <= said["seq"] <= max((one["body"]["seq"] for one in recoveries(entries)), default=0)
+            gone = 1 <= said["seq"] <= max((one["body"].get("seq", 0) for one in recoveries(entries)), default=0)
             must(gone or is_here(said, entries), "a witnessed head must be one of this ledger")
             self.heads.add((said["seq"], said["head"]))
         elif said["kind"] == "Acceptance":
@@ -378,8 +378,8 @@ def is_here(head: Body, entries: list[Body]) -> bool:
 
 
 def recoveries(entries: list[Body]) -> list[Body]:
-    """Entries that say that the ledger was put back: it lacks what was delivered in between, and counted it."""
-    return [entry for entry in entries if entry.get("kind") == "recovered"]
+    """Entries of a ledger that was put back: it lacks what was delivered in between, and counted or noted it."""
+    return [entry for entry in entries if entry.get("kind") in ("lost", "recovered")]
 
 
 # -- leads ----------------------------------------------------------------------------------------------------------
@@ -672,11 +672,11 @@ class VerifiedRelease:
     def stood(self, before: int, entries: list[Body]) -> bool:
         """True if it was approved before an entry, and not withdrawn or given up since."""
         counted = [entry["body"] for entry in recoveries(entries) if entry["seq"] < before]
-        if any(self.name in body["burnt"] for body in counted):
+        if any(self.name in body.get("burnt", ()) for body in counted):
             return False
         if any(e["kind"] in ("withdraw", "burn", "reject") and e["seq"] < before for e in self.entries):
             return False
-        known = any(self.name in body["accepted"] for body in counted)
+        known = any(self.name in body.get("accepted", ()) for body in counted)
         return known or len(self.agreed(before)) >= max(1, self.seal["approvals"])
 
     def check(self, keys: Body, plans: VerifiedPlans, delivered: bool) -> None:
@@ -920,6 +920,7 @@ def lives(entries: list[Body]) -> list[str]:
             must(state in allowed, f"{name}: entry {entry['seq']} ({kind}) must not follow when it is {state}")
             calm = not paused or kind not in ("drawing", "train", "round", "approve")
             must(calm, f"{name}: entry {entry['seq']} ({kind}) must not stand in a pause")
+            rounds.setdefault(name, (0, 0))  # counted when the ledger was put back
             apart = kind not in (("train",) if not rounds[name][0] else ("carry", "persons_confirmed", "drawing"))
             must(apart, f"{name}: entry {entry['seq']} ({kind}) must be of the sort that was charged")
             after, (asked, names) = state == "delivered", consents.get(name, ("", set()))
@@ -973,8 +974,8 @@ def counted(entries: list[Body], study: str) -> tuple[dict[str, int | None], int
                 named[charge["release_id"]] = charge["log_index"]
             elif charge["study"] == study:
                 nameless += charge["count"]
+        named |= entry["body"].get("accepted", {})
         if entry["kind"] == "recovered":
-            named |= entry["body"]["accepted"]
             # Its charges stand just before it; those of other studies are not told here.
             before = entries[place - 1]
             some = "body" not in before or (before["kind"] == "lost" and before["body"]["charges"])
@@ -1069,7 +1070,7 @@ def listed(
     must(same, "the coordinator's list must be of this site and study")
     heads = body["anchors"]
     newest = max((head["line"] for head in heads), default=0)
-    left = {(one["body"]["seq"], one["body"]["head"]) for one in recoveries(entries)}
+    left = {(one["body"]["seq"], one["body"]["head"]) for one in recoveries(entries) if "seq" in one["body"]}
     for line in range(newest + 1):
         of = [head for head in heads if head["line"] == line]
         lacks = [head for head in of if not is_here(head, entries)]
@@ -1082,14 +1083,10 @@ def listed(
         if entry.get("kind") in WITNESSED and entry["body"]["index"] < body["size"]:
             here = (entry["body"]["seq"], entry["body"]["head"]) in known | kept.heads
             must(here, f"entry {entry['seq']} must name a head that the coordinator has witnessed")
-    counted_lost = {
-        charge["release_id"]
-        for entry in entries
-        if entry.get("kind") in ("lost", "recovered")
-        for charge in entry["body"]["charges"]
-    }
+    back = [entry["body"] for entry in recoveries(entries)]
+    counted_lost = {charge["release_id"] for one in back for charge in one["charges"]}
     # Reserved here, and drawn in the time that a ledger that was put back has forgotten.
-    closed = {name for one in recoveries(entries) for what in ("accepted", "burnt") for name in one["body"][what]}
+    closed = {name for one in back for what in ("accepted", "burnt") for name in one.get(what, ())}
     counted_lost |= closed & (entries_of.keys() - sealed.keys())
     accepted = {}
     for one in [*body["releases"], *body["quarantined"]]:
@@ -1148,7 +1145,7 @@ def examine(files: Files, study: str, coordinator_list: bytes | None = None) -> 
         found["list"] = listed(coordinator_list, keys, study, entries, entries_of, releases, kept)
         arrived |= found["list"]["releases"]
     signatures = 0
-    back = {name for one in recoveries(entries) for name in one["body"]["accepted"]}
+    back = {name for one in recoveries(entries) for name in one["body"].get("accepted", ())}
     for name, release in releases.items():
         release.put_back = name in back
         release.check(keys, plans, name in arrived | back)

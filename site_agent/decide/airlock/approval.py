@@ -251,12 +251,17 @@ def decline(desk: Desk, release_id: str, *, by: Approver, reason: str, for_good:
     Args:
         tell: whether the study lead is told the reason; else it stays here, and that it was declined as well.
     Raises: UsageRefusal (no reason); SignatureRefusal (only who can open the key may decide in its name);
-    ApprovalRefusal (a key that is not the registered one); StateRefusal.
+    ApprovalRefusal (a key that is not the registered one); StateRefusal; LedgerRefusal (a restored ledger that is not
+    settled yet may lack that these bytes were sent).
     """
+    from site_agent.ledger.files import require_settled
+
     desk.config.approver_key(by.name)
     if not reason.strip():
         raise UsageRefusal("a reason must say something", given="blank text", next_step="Add --reason.")
     desk.outbox.get(release_id)
+    if for_good:
+        require_settled(desk.ledger.path)
     key = by.open_key()
     with desk.locked():
         recipient = desk.config.coordinator if tell else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from shared.errors import (
     IntegrityRefusal,
     NetworkRefusal,
+    Refusal,
     StateRefusal,
     meant,
 )
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from site_agent.desk import Desk
     from site_agent.ledger.book import Hold
-from site_agent.decide.airlock.signing import Approver, witnessed
+from site_agent.decide.airlock.signing import WITNESS_SECONDS, Approver, witnessed
 from site_agent.decide.airlock.standing_approval import revoke_one
 
 __all__ = [
@@ -72,18 +73,47 @@ def withdraw(desk: Desk, release_id: str, *, by: Approver, reason_code: str, not
         reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
         note: why, in a person's words; it stays at the site.
     Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
-        NetworkRefusal: it is withdrawn here, and the coordinator must still be told.
+        LedgerRefusal (a restored ledger that is not settled yet, and may lack that these bytes exist); NetworkRefusal:
+        it is withdrawn here, and the coordinator must still be told.
     """
     desk.config.approver_key(by.name)
     with desk.locked():
         hold = desk.ledger.hold(release_id)
         require_no_copies(desk, hold)
         if hold.withdrawal is None:
-            reason = note.strip() or reason_code
-            hold = desk.outbox.withdraw(release_id, by.open_key(), by.name, reason_code=reason_code, reason=reason)
+            digest, reason = _digest_there(desk, hold), note.strip() or reason_code
+            key = by.open_key()
+            hold = desk.outbox.withdraw(
+                release_id, key, by.name, reason_code=reason_code, reason=reason, bundle_sha256=digest
+            )
     witnessed(desk)
     with desk.locked():
         return _bury(desk, desk.ledger.hold(release_id))
+
+
+def _digest_there(desk: Desk, hold: Hold) -> str:
+    """Digest of a release's bytes at the coordinator, where a restored ledger has forgotten them; blank elsewhere.
+
+    Raises: LedgerRefusal (not settled yet), StateRefusal (the coordinator does not show it), NetworkRefusal.
+    """
+    from site_agent.decide.recovery import own_releases
+    from site_agent.ledger.files import require_settled
+
+    if hold.bundle_sha256:
+        return ""
+    require_settled(desk.ledger.path)
+    if not hold.left:
+        return ""
+    with desk.egress() as egress:
+        answer = egress.held(hold.study)
+    for holding, said in own_releases(desk.ledger, hold.study, answer):
+        if holding.release_id == hold.release_id:
+            return said.bundle_sha256
+    raise StateRefusal(
+        "the coordinator must show a release, as this site signed it, to bury it",
+        given="a release that was counted when the ledger was put back, and that it does not show",
+        next_step="Call the study lead.",
+    )
 
 
 def bury(desk: Desk, release_id: str) -> Hold:
@@ -124,8 +154,10 @@ def require_no_copies(desk: Desk, hold: Hold) -> None:
 def _bury(desk: Desk, hold: Hold) -> Hold:
     """Tell the coordinator of a withdrawal, where it may hold the release."""
     given = hold.withdrawal
-    if given is None or given.settled or not hold.left:
+    if given is None or given.settled:
         return hold
+    if not hold.left:
+        return _bury_unsent(desk, hold)
     command = f"site-agent withdraw {hold.release_id[:8]} --as {given.name} --reason {given.reason_code}"
     if desk.paused:
         raise StateRefusal(
@@ -146,6 +178,25 @@ def _bury(desk: Desk, hold: Hold) -> Hold:
             next_step=f"The release is withdrawn here and will not be sent. Run {command} again to tell the "
             "coordinator.",
         ) from None
+    return desk.ledger.tombstone(hold, log_index=place)
+
+
+def _bury_unsent(desk: Desk, hold: Hold) -> Hold:
+    """Ask within seconds whether the coordinator has what was never sent by the ledger, which may have been put back.
+
+    Where it does not answer, `reconciliation.compare` asks in each later round.
+    """
+    if not hold.bundle_sha256 or desk.config.courier or not desk.config.certificate.exists():
+        return hold
+    try:
+        with desk.egress(timeout=WITNESS_SECONDS, attempts=1) as egress:
+            held = any(one.release_id == hold.release_id for one in egress.status(hold.study))
+    except Refusal:
+        return hold
+    place = None
+    if held:
+        with desk.egress() as egress:
+            place = egress.withdraw(desk.outbox.tombstone(hold.release_id)).log_index
     return desk.ledger.tombstone(hold, log_index=place)
 
 

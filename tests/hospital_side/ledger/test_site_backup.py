@@ -112,6 +112,9 @@ def test_a_site_lost_and_put_back_spends_nothing_before_it_has_counted_what_it_f
     theatre.coordinator("reanchor", north, "--fingerprint", found["fingerprint"])
     assert theatre.agent(north, "ledger", "recover").json["state"] == "done"
     deliver(theatre, north, 5)
+    # What it knows from the coordinator alone can be taken back all the same.
+    assert theatre.agent(north, "withdraw", third, "--as", "steward", "--reason", "error").json["log_index"] is not None
+    assert third not in released(theatre)
     assert theatre.coordinator("log", "verify").json["verified"]
     assert theatre.agent(north, "ledger", "verify").json["ok"]
 
@@ -129,6 +132,52 @@ def sent_after_its_backup(theatre, north, archive) -> str:
     theatre.agent(north, "approve", made["release_id"], "--as", "steward", *ticks)
     assert made["release_id"] in released(theatre)
     return str(made["release_id"])
+
+
+@pytest.mark.fault("F17")
+def test_what_was_delivered_after_the_backup_is_known_as_delivered_and_can_be_taken_back(theatre, north, tmp_path):
+    """No head was witnessed in between, and none is missing: by its heads the old ledger is whole."""
+    one = sent_after_its_backup(theatre, north, tmp_path / "b")
+    put_back(theatre, north, tmp_path / "b", "--replace")
+    [line] = [x for x in theatre.agent(north, "doctor", expect=None).json["checks"] if x["name"] == "deliveries"]
+    assert "accepted by the coordinator, not delivered by the ledger" in line["detail"]
+    said = theatre.agent(north, "reject", one, "--as", "steward", "--reason", "no", expect=30)
+    assert (said.refused, "ledger recover" in said.json["refused"]["next_step"]) == ("E_LEDGER", True)
+    assert theatre.agent(north, "ledger", "recover", "--dry-run").json["delivered"] == [one]
+    found = theatre.agent(north, "ledger", "recover").json
+    assert (found["state"], found["delivered"]) == ("whole", [one])
+    [row] = theatre.agent(north, "outbox", "list").json["releases"]
+    assert row["state"] == "delivered"
+    assert theatre.agent(north, "ledger", "recover").json["delivered"] == []
+    theatre.agent(north, "resend")  # and its acknowledgement is asked for again
+    assert theatre.agent(north, "status").json["discrepancies"] == []
+    assert theatre.agent(north, "audit", "verify").json["ok"]
+    done = theatre.agent(north, "withdraw", one, "--as", "steward", "--reason", "consent").json
+    assert (done["state"], done["log_index"] is None) == ("withdrawn", False)
+    assert one not in released(theatre)
+    assert theatre.agent(north, "audit", "verify").json["ok"]
+
+
+def test_what_was_delivered_after_the_backup_is_buried_before_the_ledger_is_settled(theatre, north, tmp_path):
+    one = sent_after_its_backup(theatre, north, tmp_path / "b")
+    put_back(theatre, north, tmp_path / "b", "--replace")
+    said = theatre.agent(north, "withdraw", one, "--as", "steward", "--reason", "consent", as_json=False)
+    assert "The coordinator has buried it" in said.out
+    assert one not in released(theatre)
+    theatre.agent(north, "ledger", "recover")
+    [row] = theatre.agent(north, "outbox", "list").json["releases"]
+    assert row["state"] == "withdrawn"
+    # Taken back while the coordinator was away: a later round asks.
+    other = f"{north}-2"
+    theatre.join(other, theatre.folder / "cohort.csv", "storm")
+    one = sent_after_its_backup(theatre, other, tmp_path / "c")
+    put_back(theatre, other, tmp_path / "c", "--replace")
+    theatre.stop()
+    said = theatre.agent(other, "withdraw", one, "--as", "steward", "--reason", "consent", as_json=False)
+    assert "has nothing of it" not in said.out
+    theatre.serve()
+    theatre.agent(other, "run", "--once", expect=None)
+    assert one not in released(theatre)
 
 
 @pytest.mark.fault("F17")
