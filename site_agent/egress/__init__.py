@@ -88,7 +88,7 @@ from shared.wire.tree_heads import CheckedView
 from site_agent.egress.courier import Courier
 from site_agent.egress.pieces import FilePieces, file_pieces
 from site_agent.egress.replies import AcknowledgedReplies
-from site_agent.egress.sending import RetryPolicy, SendingRules
+from site_agent.egress.sending import RetryPolicy, SendingRules, require_named
 
 __all__ = ["AcknowledgedReplies", "Egress", "RetryPolicy", "SendingRules", "new_tls_identity"]
 
@@ -479,7 +479,7 @@ class Egress:
             )
         report = progress or (lambda sent, whole: None)
         acceptance: Acceptance = self._retried(lambda: self._deliver(envelope, standing, bundle, pieces, report))
-        self._acknowledging(acceptance, envelope)
+        self._witnessed(require_named(acceptance, envelope))
         report(total, total)
         _log.info("delivered release %s digest %s", statement.release_id, digest[:12])
         return acceptance
@@ -492,16 +492,7 @@ class Egress:
         offered: Offered = self._retried(lambda: self._ask("Offer", OfferRequest(envelope=envelope.to_bytes())))
         if offered.acceptance is None:
             raise StateRefusal("the coordinator must acknowledge a release that it has", given="no acknowledgement")
-        return self._acknowledging(offered.acceptance, envelope)
-
-    def _acknowledging(self, acceptance: Acceptance, envelope: Envelope) -> Acceptance:
-        from shared.releases.statement import Statement
-
-        statement = Statement.from_bytes(envelope.payload)
-        for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
-            if getattr(acceptance, name) != getattr(statement, name):
-                raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
-        return self._witnessed(acceptance)
+        return self._witnessed(require_named(offered.acceptance, envelope))
 
     def _deliver(
         self,

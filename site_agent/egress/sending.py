@@ -5,9 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-__all__ = ["Retries", "RetryPolicy", "SendingRules"]
+from shared.errors import IntegrityRefusal
+
+if TYPE_CHECKING:
+    from shared.base.keys import Envelope
+    from shared.wire.site_messages import Acceptance
+
+__all__ = ["Retries", "RetryPolicy", "SendingRules", "require_named"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +52,14 @@ class SendingRules:
     paused: Callable[[], bool] = lambda: False
     allowed: Callable[[], None] = lambda: None
     sealed: Callable[[str, int], str] | None = None
+
+
+def require_named(acceptance: Acceptance, envelope: Envelope) -> Acceptance:
+    """An acknowledgement of the release that a signed statement names. Raises: IntegrityRefusal (of another)."""
+    from shared.releases.statement import Statement
+
+    statement = Statement.from_bytes(envelope.payload)
+    for name in ("study", "wave", "site", "release_id", "bundle_sha256"):
+        if getattr(acceptance, name) != getattr(statement, name):
+            raise IntegrityRefusal(f"the acceptance must name this release's {name}", given="another")
+    return acceptance
