@@ -227,7 +227,9 @@ class PooledAnswer:
             ends: dict[str, float | None] = dict.fromkeys(("estimate", "ci_lb", "ci_ub"))
             if row.yi is not None and row.vi is not None:
                 at = {"estimate": 0.0, "ci_lb": -z, "ci_ub": z}
-                ends = {name: shown(row.yi + by * math.sqrt(row.vi), row.scale) for name, by in at.items()}
+                ends = {
+                    name: shown(row.yi + by * math.sqrt(row.vi + row.vi_common), row.scale) for name, by in at.items()
+                }
             said = {"n": row.n, "n_missing": row.n_missing, "reason": row.reason}
             cells.append({"site": row.site, "term": row.term, **_of_table_one(row.term), **ends, **said})
         for line in self.table:

@@ -268,14 +268,8 @@ def answers_of_sites(
         raise moved()
     if cache is not None:
         cache.forget(taken)
-    beside: dict[str, list[Estimate]] = {}
-    unanswerable: EstimateRefusal | None = None
-    try:
-        beside = _together(store, held, question, taken, cache)
-    except EstimateRefusal as refusal:
-        unanswerable = refusal
-    except Refusal as refusal:
-        reason_of(refusal)  # of one site's bundle, which answers for itself below
+    unanswerable: dict[str, EstimateRefusal] = {}
+    beside = _together(store, held, question, taken, cache, unanswerable)
     about = (plan.hash, str(question), f"{held.combined}")  # the plan's hash is its levels
     places = {site: _place(held, site) for site in held.parts if site not in beside}
     known = {} if cache is None else cache.answers(about, places.values())
@@ -286,8 +280,8 @@ def answers_of_sites(
         answer = beside.get(site) or known.get(places.get(site, ()))
         for release in releases:  # a kept number is no reason to look away from its bundle
             store.check(release, withdrawn=taken, read=answer is None)
-        if unanswerable is not None:
-            raise unanswerable
+        if site in unanswerable:
+            raise unanswerable[site]
         if answer is None:
             of_site = plans[releases[-1].plan_version]
             answer = yield from _working_out(store, held, site, question, of_site, levels, taken, cache, lasts)
@@ -364,8 +358,9 @@ def _together(
     question: Estimand,
     taken: Collection[str],
     cache: EstimateCache | None,
+    unanswerable: dict[str, EstimateRefusal],
 ) -> dict[str, list[Estimate]]:
-    """Site to its answer beside the other sites', where they released figures under plans of the same terms."""
+    """Site to its answer beside others under plans of the same terms; `unanswerable` gets why such sites have none."""
     versions = {one.plan_version for releases in held.parts.values() for one in releases}
     plans = {version: store.plan(held.study, version).plan for version in versions}
     if not isinstance(plans[max(versions)].release, Answering) or held.combined:
@@ -384,7 +379,12 @@ def _together(
     found: dict[str, list[Estimate]] = {}
     for _, sites in groups:
         plan = plans[max(one.plan_version for site in sites for one in held.parts[site])]
-        found |= _of_one_plan(store, held, plan, sites, question, taken, cache)
+        try:
+            found |= _of_one_plan(store, held, plan, sites, question, taken, cache)
+        except EstimateRefusal as refusal:
+            unanswerable |= dict.fromkeys(sites, refusal)
+        except Refusal as refusal:
+            reason_of(refusal)  # each answers for itself
     return found
 
 
@@ -487,13 +487,13 @@ def site_answer(
         last: as of `last_of`, where the caller has it.
     Raises: what `shared.estimands.answer.estimate` raises.
     """
-    releases = held.parts[site]
+    releases, last = held.parts[site], last_of(store, held, site) if last is None else last
     return (
         yield from releasing(
             (yield from estimating(table, question, levels, **_origin(held, site))),
             table,
             question,
-            [replace(draw, last=last or last_of(store, held, site)) for draw in draws_of(releases, held.behind[site])],
+            [replace(draw, last=last) for draw in draws_of(releases, held.behind[site])],
             levels=levels,
             copies=copies(store, releases, held.combined),
             postures=[release.receipt.posture for release in releases],

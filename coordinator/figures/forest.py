@@ -7,7 +7,6 @@ a row share one baseline. What all figures share (page, palette, words, files) i
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -249,7 +248,7 @@ def forest_table(
                 "ci_lb": show(ends[i][0]),
                 "ci_ub": show(ends[i][1]),
                 "yi": result.yi[i],
-                "se": math.sqrt(result.vi[i]),
+                "se": result.row_errors[i],
                 "weight": result.weights[i],
                 "noise_share": result.noise_share[i],
             }

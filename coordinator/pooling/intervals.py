@@ -426,7 +426,8 @@ BENT_TERM = (
 BETWEEN = "the flow alone says how they hang together"
 _BETWEEN = (
     "No planned question has {} as its outcome, so that {}: its error is not in this interval, and was seen to be many "
-    "times its width between columns that go together strongly. Plan the question, and its outcome is drawn last."
+    "times its width between columns that go together strongly. Plan a model with one of them as its outcome, which "
+    "is drawn last then."
 )
 UNMEASURED = (BENT, BENT_TERM, BETWEEN)
 """In the cautions of an answer whose distance to the records' own is not known."""

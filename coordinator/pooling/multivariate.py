@@ -176,7 +176,7 @@ def joint_rows(estimates: Sequence[Estimate], terms: Sequence[str]) -> tuple[lis
     """Sites' estimates of several terms with their covariances, and why a site has none.
 
     The covariance of two is their correlation times both standard errors: those of the patients behind a release, its
-    noise included.
+    noise included. What all may be off by alike is counted at each site: a joint test is too sure of it by so much.
     """
     sites: dict[str, dict[str, Estimate]] = {}
     for row in estimates:
@@ -195,7 +195,8 @@ def joint_rows(estimates: Sequence[Estimate], terms: Sequence[str]) -> tuple[lis
         for one, other in itertools.product(known, repeat=2):
             j, k = terms.index(one.term), terms.index(other.term)
             r = 1.0 if j == k else one.correlations[other.term]
-            yi[j], cov[j, k] = one.yi, r * math.sqrt((one.vi or 0.0) * (other.vi or 0.0))
+            whole = [(row.vi or 0.0) + row.vi_common for row in (one, other)]
+            yi[j], cov[j, k] = one.yi, r * math.sqrt(whole[0] * whole[1])
         rows.append(JointRow(label=site, yi=yi, cov=cov))
     return rows, lost
 

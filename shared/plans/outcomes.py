@@ -117,9 +117,11 @@ def between_covariates(question: Estimand, last: Collection[str]) -> tuple[str, 
         left = set(columns) - set(_names(question.by, question.subset)) if question.kind != "crosstab" else {columns[0]}
     else:
         left = set(_names(question.outcome, question.event, question.competing, question.duration))
+        if (long := question.long) is not None:  # of a repeated column every one
+            left |= {wide for name in left & set(long.columns) for wide in long.wide(name)}
     own = [name for name in columns if name in left and name not in last]
     beside = [name for name in columns if name not in left and name not in last]
-    return (*own, *beside) if own and beside else ()
+    return (*own, *beside) if own and len(own) + len(beside) > 1 else ()
 
 
 def fitted_by(plan: StudyPlan) -> str:

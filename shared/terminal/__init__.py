@@ -66,7 +66,8 @@ __all__ = [
 # What a terminal acts upon instead of showing it: control characters (but for a line's end), and marks that turn the
 # direction of text so that it reads otherwise than it is.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_BREAKS = re.compile("[\t\n\x0b-\r\x1c-\x1e\x85\u2028\u2029]+")
+_BREAKS = re.compile("[\t\n\x0b-\r\x1c-\x1e\x85\u2028\u2029]\\s*|(?<=\\S)\\s{3,}")
+"""Ends of lines, and white space that would fill one up to its end."""
 FORMULA = re.compile(
     r"(?s)^(?=[\t\r\n])|(?:^|[;\t\r\n])(?=[=@＝＠]|[-+－＋](?:.*[|!=＝]|(?:.*[-+*/^&(,;:%<>{@])?\s*[^\W\d][\w.]*\s*\())"
 )
@@ -102,7 +103,7 @@ def inert(value: Any) -> Any:
 
 
 def one_line(value: Any) -> str:
-    """A value as text that ends no line: a text of others cannot look like further lines of ours.
+    """A value as text that ends no line, nor pads one to its end: a text of others cannot look like further lines.
 
     >>> one_line("Blood pressure\\n\\nmember   fingerprint")
     'Blood pressure member   fingerprint'

@@ -23,10 +23,6 @@ else:
 __all__ = ["Factor", "coded_dictionary", "coded_names", "columns_of", "factor_of", "factors_of", "folded", "in_words"]
 
 
-_GOLDEN = (5**0.5 - 1) / 2
-"""Multiples of it fall evenly, whatever their number."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Factor:
     """A nominal column and the binary ones that stand for its levels but the first, in order.
@@ -105,12 +101,12 @@ def in_words(name: str, factors: Sequence[Factor]) -> str:
 def folded(table: pd.DataFrame, factors: Sequence[Factor]) -> pd.DataFrame:
     """A table of rows with the nominal columns in place of their binary ones.
 
-    A row that was drawn into several levels is put into one of them, by turns; for each of the others a row of none is
-    put there in its place, so that every level has the share that its binary column has, and the first what is left.
+    A row that was drawn into several levels is put into one of them, by turns. So the first level has more rows than
+    its share; to move some to other levels would give these the outcomes of the first.
 
     >>> stage = Factor(column=Column(name="s", kind="nominal", levels=("a", "b", "c")), names=("s_2", "s_3"))
-    >>> list(folded(pd.DataFrame({"s_2": [0, 0, 0, 1, 1], "s_3": [0, 0, 0, 1, 0]}), (stage,))["s"])
-    ['c', 'a', 'a', 'b', 'b']
+    >>> list(folded(pd.DataFrame({"s_2": [0, 1, 1, 1], "s_3": [0, 0, 1, 1]}), (stage,))["s"])
+    ['a', 'b', 'c', 'b']
     """
     if not factors:
         return table
@@ -124,12 +120,6 @@ def folded(table: pd.DataFrame, factors: Sequence[Factor]) -> pd.DataFrame:
             count = len(factor.names)
             turns = 1 + (np.arange(count) + np.arange(len(has))[:, None]) % count
             level = np.where(has.any(axis=1), 1 + np.argmax(has * turns, axis=1), 0)
-            lacking = has.sum(axis=0) - np.bincount(level, minlength=count + 1)[1:]
-            # In an order that is the same in every table, so that a table of nearly these rows has nearly these levels.
-            free = np.flatnonzero(level == 0)
-            free = free[np.argsort(free * _GOLDEN % 1, kind="stable")]
-            places = np.repeat(1 + np.arange(count), lacking)[: len(free)]
-            level[free[: len(places)]] = places[np.argsort(np.arange(len(places)) * _GOLDEN % 1, kind="stable")]
             levels = [factor.column.levels[k] for k in level]
             out[factor.column.name] = pd.Series(levels, index=table.index).astype(factor.column.dtype)
     return pd.DataFrame(out)

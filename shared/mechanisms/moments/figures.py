@@ -74,9 +74,10 @@ TAILED = (
     "{name} in bands or as its logarithm, tells more."
 )
 _LEVELS = (
-    "{name} has several levels, each of which the rows behind this answer have as a column of its own: how other "
-    "covariates differ between them was seen much nearer none than the records have it, whatever the ε, which is not "
-    "in the interval. Noisy tables tell such differences."
+    "{name} has several levels, each of which the rows behind this answer have as a column of its own, and a row may "
+    "be drawn into two: its first level was seen with too large a share, and what differs between its levels much "
+    "nearer none than in the records, whatever the ε, which is not in the interval. Noisy tables tell both; an "
+    "outcome by {name} is told by the planned model."
 )
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
@@ -84,11 +85,9 @@ out. Worlds that settings are chosen by are far above it, or have next to none."
 
 
 def levels_of(question: Estimand, design: Design) -> list[str]:
-    """Cautions of a question of synthetic rows that relates a nominal covariate to other covariates."""
-    covariates = {design.spec.covariates[j] for j in range(design.p)}
+    """Cautions of a question of synthetic rows that reads a nominal covariate."""
     nominal = [factor.column.name for factor in design.factors if factor.column.name in question.columns]
-    beside = [name for name in question.columns if name in covariates or name in nominal]
-    return [_LEVELS.format(name=name) for name in nominal if len(beside) > 1]
+    return [_LEVELS.format(name=name) for name in nominal]
 
 
 @lru_cache(maxsize=16)

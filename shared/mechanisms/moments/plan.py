@@ -389,8 +389,8 @@ class MomentsPlan(LabelledFigures):
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
         warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved), *levels_of(question, design))
         rows = answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
-        given = [read(data, design) for data in releases] if question.kind == "mean" and not unmoved else []
-        beside = beside_margin(given, design, question.outcome)
+        smooth = question.kind == "mean" and question.outcome not in {names[j] for j in unmoved}
+        beside = beside_margin([read(data, design) for data in releases if smooth], design, question.outcome)
         return [row if row.yi is None else replace(row, vi_common=row.vi_common + beside) for row in rows]
 
     def together(

@@ -204,8 +204,11 @@ class SecureSumPlan(Aggregates):
         )
         # A level in one may be any text, and they are read by who consents.
         must(
-            all(isinstance(text, str) and text.isprintable() for text in self.variants),
-            "release.variants must each be one line of printed characters",
+            all(
+                isinstance(text, str) and text.isprintable() and " ".join(text.split()) == text
+                for text in self.variants
+            ),
+            "release.variants must each be one line of printed characters, with single spaces",
             f"{len(self.variants)} variants",
         )
         must(

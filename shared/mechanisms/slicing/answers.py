@@ -353,23 +353,23 @@ class _Allowance:
         # However straight the step, an answer per unit is as wrong as the model's spread of that number.
         self.straight = math.hypot(STEP_ERROR, max((float(model.doubt[block.at]) for block in blocks), default=0.0))
         self._numbers = {
-            block.column.name: (float(model.spread[block.at] / model.least[block.at]) ** 2, block, model)
+            block.column.name: (*model.spread_of(block), block)
             for block in blocks
             if block.numeric and block.column.name != question.outcome
         }
 
     def times(self, term: str) -> float:
         """Factor of the variance of what the model may lack."""
-        return max((self._numbers[name][0] for name in self._in(term)), default=1.0)
+        return max((_times(*self._numbers[name][:2]) for name in self._in(term)), default=1.0)
 
     def warnings(self, term: str) -> list[str]:
         """Sentences that stand beside a term's answer."""
         said = ["Of how three or more columns depend together, only a small error is in the interval."]
         for name in self._in(term):
-            times, block, model = self._numbers[name]
+            guess, floor, block = self._numbers[name]
             low, high = block.column.span
-            if times > _GUESSED:
-                least = float(model.least[block.at]) * (high - low) / 2
+            if _times(guess, floor) > _GUESSED:
+                least = floor * (high - low) / 2
                 said.append(
                     f"The lines do not show how {name} is spread within its bounds of {low:g} to {high:g}. The "
                     f"interval holds where its standard deviation is {least:.2g} or more; with a smaller one it may be "
@@ -379,6 +379,11 @@ class _Allowance:
 
     def _in(self, term: str) -> list[str]:
         return [name for name in self._numbers if name in re.findall(r"\w+", term)]
+
+
+def _times(guess: float, least: float) -> float:
+    """Variance of an influence function at the least spread, over that at the guess."""
+    return (guess / least) ** 2
 
 
 def blocks_of(code: RowCode, question: Estimand) -> list[Block]:

@@ -119,6 +119,15 @@ class Mixture:
     least: Array
     theta: Array
 
+    def spread_of(self, block: Block) -> tuple[float, float]:
+        """Standard deviation of a number over all classes, as it is and at the least, in half widths of its bounds."""
+        gone = self.means[:, block.at + 1] if block.size == 2 else np.zeros(len(self.weights))
+        here = self.weights * (1 - gone) / max(float(self.weights @ (1 - gone)), 1e-9)
+        centre = self.means[:, block.at] / np.maximum(1 - gone, 1e-9)
+        between = float(here @ centre**2) - float(here @ centre) ** 2
+        guess, least = float(self.spread[block.at]), float(self.least[block.at])
+        return math.sqrt(between + guess**2), math.sqrt(between + least**2)
+
     def rows(self, n: int, draws: np.random.Generator) -> tuple[Array, pd.DataFrame]:
         """((n, d) coded rows in units of a level, the same as a table of the dictionary)."""
         if n < 1:
@@ -229,7 +238,7 @@ def margins_of(
 
     Means of numbers are moved; shares are raked (iterative proportional fitting). How columns hang together stays.
     """
-    own = [np.diag(one.noise) + np.clip(np.diag(one.second), 0.02, 1.0) for one in sites.values()]
+    own = [np.diag(one.noise) + np.clip(np.diag(one.second) - one.mean**2, 0.002, 1.0) for one in sites.values()]
     variances = np.array([v / one.n for v, one in zip(own, sites.values(), strict=True)])
     _, kept = beyond_noise(np.array([one.mean for one in sites.values()]), variances)
     at = model.weights @ model.means

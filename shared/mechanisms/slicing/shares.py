@@ -1,15 +1,15 @@
-r"""A mean, or a share of a level: the lines' own mean of an entry, without a model.
+r"""A mean, or the share of a yes: the lines' own mean of an entry, without a model.
 
 The rows that were undone are :math:`X + E`, so that their mean of an entry is without bias that of the records,
 
-.. math:: \\bar x = \\frac1n \\sum_i (X + E)_i, \\qquad
-          \\mathrm{Var} = \\frac{1}{n} \\left( \\mathrm{Var}(x) + N \\right),
+.. math:: \bar x = \frac1n \sum_i (X + E)_i, \qquad
+          \mathrm{Var} = \frac{1}{n} \left( \mathrm{Var}(x) + N \right),
 
 and what a model adds could only be wrong. A share is pooled on the logit scale, whose curve would make a bias of noise:
 it is told by one straight step from a share that noise has been taken out of,
 
-.. math:: \\mathrm{logit}(\\hat p_k) \\approx \\mathrm{logit}(a_k) + \\frac{\\hat p_k - a_k}{a_k (1 - a_k)}, \\qquad
-          a_k = \\bar p + \\frac{\\tau^2}{\\tau^2 + v_k} (\\hat p_k - \\bar p),
+.. math:: \mathrm{logit}(\hat p_k) \approx \mathrm{logit}(a_k) + \frac{\hat p_k - a_k}{a_k (1 - a_k)}, \qquad
+          a_k = \bar p + \frac{\tau^2}{\tau^2 + v_k} (\hat p_k - \bar p),
 
 where τ² is how much sites' shares differ beyond their noise.
 """

@@ -293,10 +293,13 @@ def combined(
         point += moved.by
         sampling = patients + moved.left / (drawn.rows * draws)
         lacking = MODEL_ERROR**2 * moved.drowned + UNSEEN_ERROR**2 * moved.beyond
-        # What a site's own model lacks other sites' lack alike: no pool must average it away.
+        # What a site's own model lacks other sites' lack alike: no pool must average it away. But no noise draws a mean
+        # or a share anywhere.
         alike = moved.by if mean_step is None else mean_step
         privacy = moved.noise + (STEP_ERROR * (moved.by - alike)) ** 2
         common = lacking + (STEP_ERROR * alike) ** 2
+        if question.kind in ("mean", "proportion"):
+            privacy, common = privacy + common, 0.0
         of = "all sites' tables" if mean_step is not None else "tables"
         how = f"{draws} synthetic {of} and one step to the released counts; noise exact, model error allowed for"
         warnings += _lost(moved, sampling + privacy + common)

@@ -388,6 +388,20 @@ def test_sites_of_the_same_terms_are_read_together_beside_others_and_without_a_b
     assert all("all sites' tables" in one for one in how.values())
 
 
+def test_sites_of_other_terms_answer_where_those_of_one_plan_cannot(study, hub):
+    store, add = hub
+    later = replace(study, version=study.version + 1, release=replace(study.release, epsilon=4.0))
+    for seed, name in enumerate(("alpha", "beta")):
+        narrow = make_table(300, seed=seed).assign(sbp=130.0)
+        add(name, figures_of(study, narrow, seed), 300)
+    for seed, name in enumerate(("delta", "kappa", "omega"), 7):
+        add(name, figures_of(later, make_table(300, seed=seed), seed), 300, under=later)
+    found = queries.ask(store, holding(store, study.study, 1), "ols(sbp) ~ chol")
+    reasons = {row.site: row.reason for row in found.estimates}
+    assert all("bin" in reasons[name] for name in ("alpha", "beta"))
+    assert [reasons[name] for name in ("delta", "kappa", "omega")] == [""] * 3
+
+
 def test_a_site_without_an_answer_has_a_reason_and_the_others_stay(study, hub):
     store, add = hub
     add("alpha", figures_of(study, make_table(300, seed=1), 1), 300)

@@ -149,15 +149,16 @@ def answers_of(study, tables, drawn, question, term=None):
 
 @pytest.mark.parametrize("asked", ["mean(lab)", "proportion(ill)"])
 def test_a_mean_of_a_long_tail_and_a_share_are_the_lines_own(plan, asked):
-    tables = {f"s{k:02}": skewed(0.15, 1500, 40 + k) for k in range(8)}
-    study, drawn = drawn_of(plan, SKEWED, tables, 2.0)
+    tables = {f"s{k:02}": skewed(0.15, 1500, 40 + k) for k in range(12)}
+    study, drawn = drawn_of(plan, SKEWED, tables, 4.0)
     real, found = answers_of(study, tables, drawn, parse_estimand(asked))
     assert found.ci_lb <= real.beta <= found.ci_ub
-    assert abs(found.beta - real.beta) < 0.25, "the model's own mean of the tail is .7 too high"
+    assert found.shared == 0, "nothing is left to a model"
+    assert found.ci_ub - found.ci_lb < 1.2, "of the mean the model leaves three times as much open"
     [alone] = study.release.answer(
         study, drawn["s00"], parse_estimand(asked), levels={"ill": (0, 1)}, **origins(drawn)["s00"]
     )
-    assert abs(alone.yi - real.yi[0]) < 3 * alone.vi**0.5
+    assert alone.yi is None or abs(alone.yi - real.yi[0]) < 3 * alone.vi**0.5
 
 
 def test_a_share_that_noise_hides_is_refused_and_its_mean_is_not(plan):
@@ -213,9 +214,9 @@ def narrow(seed: int, spread: float, n: int = 1000) -> pd.DataFrame:
 
 
 def test_where_lines_do_not_show_how_a_number_is_spread_the_answer_says_from_which_spread_on_it_holds(plan):
-    tables = {f"s{k:02}": narrow(80 + k, 0.13) for k in range(8)}
+    tables = {f"s{k:02}": narrow(80 + k, 0.13) for k in range(12)}
     study, drawn = drawn_of(plan, SHIFTED, tables, 9.0)
     real, found = answers_of(study, tables, drawn, parse_estimand("ols(y) ~ dose + age"), "dose")
     assert found.ci_lb <= real.beta <= found.ci_ub
     [said] = [note for note in found.notes if "how dose is spread" in note]
-    assert "holds where its standard deviation is 0.47 or more" in said
+    assert "holds where its standard deviation is 0.48 or more" in said

@@ -60,7 +60,8 @@ def test_no_text_of_the_plan_reads_as_lines_of_the_page_that_a_steward_decides_b
     own = SigningKey.load(hospital.home / "keys" / "release.pem").public.hex
     keys = {site: SigningKey.generate().public.hex for site in (f"hospital-{k}" for k in range(5))}
     given = StudyPlan.from_toml(hearts(keys | {"north": own}, epsilon=1.0, budget=1.2)).to_canonical()
-    given |= {"study": "mini", "title": LINES, "purpose": LINES, "eligibility": LINES}
+    padded = LINES.replace("\n", " " * 300)  # what is wrapped begins a line, too
+    given |= {"study": "mini", "title": LINES, "purpose": padded, "eligibility": LINES}
     hospital.publish(StudyPlan.from_canonical(given))
     hospital("plan", "fetch", "mini")
     for full in ((), ("--full",)):
@@ -72,9 +73,10 @@ def test_no_text_of_the_plan_reads_as_lines_of_the_page_that_a_steward_decides_b
 def test_no_variant_has_a_level_that_reads_as_lines_of_the_page_that_an_approver_signs():
     members = {f"hospital-{k}": SigningKey.generate().public.hex for k in range(5)}
     plan = StudyPlan.from_toml(hearts(members, epsilon=1.0, budget=1.2)).to_canonical()
-    plan["release"]["variants"] = [f'logistic(died, subset = ward == "{LINES}") ~ sbp/10']
-    with pytest.raises(PlanRefusal, match="must each be one line"):
-        StudyPlan.from_canonical(plan)
+    for text in (LINES, LINES.replace("\n", " " * 300)):
+        plan["release"]["variants"] = [f'logistic(died, subset = ward == "{text}") ~ sbp/10']
+        with pytest.raises(PlanRefusal, match="must each be one line"):
+            StudyPlan.from_canonical(plan)
 
 
 @pytest.mark.parametrize(
