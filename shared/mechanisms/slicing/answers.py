@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,11 +79,12 @@ def answer(
     if shares := Share.of(code, question):
         return [shares.alone(found, origin)]
     model, reach = fit(code, found), _Reach(code, question)
-    drawn = _Drawn.of(model, question, found.n, levels, origin, draws)
-    if not drawn.pushes:
+    lines = _Lines(reach, *reach.released(found), found.n)
+    drawn = _Drawn.of(model, found.n, lines, question, levels, origin, m=draws)
+    if not drawn.moves:
         return _found_again(code, found, model, drawn, question, levels=levels, origin=origin)
-    room, (mean, scatter), out = _Allowance(model, question), reach.released(found), []
-    for row, move in zip(drawn.each[0], drawn.moves(reach, mean, scatter, found.n), strict=True):
+    room, out = _Allowance(model, question), []
+    for row, move in zip(drawn.each[0], drawn.moves, strict=True):
         made = drawn.estimate(
             row.term,
             move,
@@ -136,19 +137,19 @@ def together(
     drawn: dict[str, _Drawn] = {}
     for site, own in margins_of(model, everybody, sites).items():
         try:
-            drawn[site] = _Drawn.of(own, question, rows, levels, origins[site])
+            lines = _Lines(reach, seen[site][0], scatter, sites[site].n)
+            drawn[site] = _Drawn.of(own, rows, lines, question, levels, origins[site])
         except EstimateRefusal as refusal:
             refused = refusal
             continue
-        if not drawn[site].pushes:
+        if not drawn[site].moves:
             return {}
     if refused is not None and not drawn:
         raise refused
-    moves = {site: drawn[site].moves(reach, seen[site][0], scatter, sites[site].n) for site in drawn}
     room = _Allowance(model, question)
     out: dict[str, list[Estimate]] = {site: [] for site in drawn}
     for k, term in _terms(drawn):
-        there = {site: moves[site][at] for site, one in drawn.items() if (at := one.place(term, k)) is not None}
+        there = {site: one.moves[at] for site, one in drawn.items() if (at := one.place(term, k)) is not None}
         persons = max(sum(sites[site].n for site in there), 1)
         step = sum(sites[site].n * move.by for site, move in there.items()) / persons
         times = room.times(term)
@@ -183,24 +184,34 @@ def _terms(drawn: Mapping[str, _Drawn]) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Drawn:
-    """Answers of m synthetic tables of one model.
+    """Answers of m synthetic tables of one model, and the step from there to lines.
 
     Args:
-        coded: (m·rows, d). each: of every table one estimate per term. pushes: φ of each term on all rows; empty
-            without an influence function.
+        each: of every table one estimate per term. moves: of each term; empty without an influence function.
     """
 
-    coded: Array
     each: list[list[Estimate]]
-    pushes: list[Array]
+    moves: list[_ProjectionMove]
     rows: int
-    origin: Origin
 
     @classmethod
     def of(
-        cls, model: Mixture, question: Estimand, rows: int, levels: Mapping[str, Any], origin: Origin, m: int = DRAWS
+        cls,
+        model: Mixture,
+        rows: int,
+        lines: _Lines,
+        question: Estimand,
+        levels: Mapping[str, Any],
+        origin: Origin,
+        *,
+        m: int = DRAWS,
     ) -> _Drawn:
-        """Draw them; the same model gives the same, and sites' models nearly alike. Raises: EstimateRefusal."""
+        """Draw m tables of so many rows; the same model gives the same ones, and sites' models nearly the same.
+
+        Args:
+            lines: to which the steps are. levels, origin: as of `estimate`.
+        Raises: EstimateRefusal.
+        """
         from shared.estimands.answer import estimate_drawn
 
         rng = np.random.default_rng(_SEED)
@@ -208,19 +219,13 @@ class _Drawn:
         tables = [table for _, table in drawn]
         each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
         pushes = influences(question, tables, each[0], levels)
-        return cls(
-            coded=np.concatenate([rows for rows, _ in drawn]), each=each, pushes=pushes, rows=rows, origin=origin
-        )
+        step = _ProjectionStep(lines, np.concatenate([coded for coded, _ in drawn])) if pushes else None
+        return cls(each=each, moves=[step(push) for push in pushes] if step else [], rows=rows)
 
     def place(self, term: str, near: int) -> int | None:
         """Place of a term among the first table's, most often `near`."""
         terms = [row.term for row in self.each[0]]
         return near if terms[near : near + 1] == [term] else terms.index(term) if term in terms else None
-
-    def moves(self, reach: _Reach, mean: Array, scatter: Array, n: int) -> list[_ProjectionMove]:
-        """A step for each term, to released lines of this mean of features; damped by this covariance of a mean."""
-        step = _ProjectionStep(reach.features(self.coded), mean, scatter, n)
-        return [step(push) for push in self.pushes]
 
     def same(self, term: str) -> list[Estimate]:
         """A term's estimates in the tables that have one."""
@@ -310,19 +315,28 @@ class _Reach:
         return np.asarray(total / found.n), np.asarray(scatter / found.n**2)
 
 
+class _Lines(NamedTuple):
+    """Lines that a step is to: mean of their features, covariance of a mean by which it is damped, and persons."""
+
+    reach: _Reach
+    mean: Array
+    scatter: Array
+    n: int
+
+
 class _ProjectionStep:
     """From an influence function on synthetic rows to a step: of one question, for all its terms.
 
     Args:
-        features: (rows, features) of all synthetic tables. mean: of the lines that the step is to. scatter: covariance
-            of a mean by which g is damped. n: persons behind the lines.
+        coded: (rows, d) of all synthetic tables.
     """
 
-    def __init__(self, features: Array, mean: Array, scatter: Array, n: int) -> None:
+    def __init__(self, lines: _Lines, coded: Array) -> None:
+        features = lines.reach.features(coded)
         own = features.mean(axis=0)
         self._centred = features - own
         self._square = self._centred.T @ self._centred / len(features)
-        self._rows, self._n, self._gap, self._scatter = len(features), n, mean - own, scatter
+        self._rows, self._n, self._gap, self._scatter = len(features), lines.n, lines.mean - own, lines.scatter
 
     def __call__(self, phi: Array) -> _ProjectionMove:
         along = self._centred.T @ phi / self._rows
