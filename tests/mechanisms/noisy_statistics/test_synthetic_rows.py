@@ -23,7 +23,7 @@ from coordinator.cli import main
 from coordinator.config import FILE_NAME, CoordinatorConfig
 from coordinator.store.store import Store
 from shared.base.randomness import seeded_rng
-from shared.errors import EstimateRefusal, StateRefusal
+from shared.errors import StateRefusal
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.plan import Budget
 from shared.releases.bundle import read_bundle
@@ -134,7 +134,7 @@ def test_a_release_that_is_taken_back_before_its_rows_are_drawn_gives_none(homes
         take_back(store, "north", key)
         with pytest.raises(StateRefusal, match="stay the same"):
             planned.draw()
-        with pytest.raises(EstimateRefusal):
+        with pytest.raises(StateRefusal, match="accepted release"):
             synthesis(store, "mini", "north")
 
 
