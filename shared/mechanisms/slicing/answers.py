@@ -79,7 +79,7 @@ def answer(
     if shares := Share.of(code, question):
         return [shares.alone(found, origin)]
     model, reach = fit(code, found), _Reach(code, question)
-    lines = _Lines(reach, *reach.released(found), found.n)
+    lines = _TargetLines(reach, *reach.released(found), found.n)
     drawn = _Drawn.of(model, found.n, lines, question, levels, origin, m=draws)
     if not drawn.moves:
         return _found_again(code, found, model, drawn, question, levels=levels, origin=origin)
@@ -137,7 +137,7 @@ def together(
     drawn: dict[str, _Drawn] = {}
     for site, own in margins_of(model, everybody, sites).items():
         try:
-            lines = _Lines(reach, seen[site][0], scatter, sites[site].n)
+            lines = _TargetLines(reach, seen[site][0], scatter, sites[site].n)
             drawn[site] = _Drawn.of(own, rows, lines, question, levels, origins[site])
         except EstimateRefusal as refusal:
             refused = refusal
@@ -199,7 +199,7 @@ class _Drawn:
         cls,
         model: Mixture,
         rows: int,
-        lines: _Lines,
+        lines: _TargetLines,
         question: Estimand,
         levels: Mapping[str, Any],
         origin: Origin,
@@ -315,7 +315,7 @@ class _Reach:
         return np.asarray(total / found.n), np.asarray(scatter / found.n**2)
 
 
-class _Lines(NamedTuple):
+class _TargetLines(NamedTuple):
     """Lines that a step is to: mean of their features, covariance of a mean by which it is damped, and persons."""
 
     reach: _Reach
@@ -331,7 +331,7 @@ class _ProjectionStep:
         coded: (rows, d) of all synthetic tables.
     """
 
-    def __init__(self, lines: _Lines, coded: Array) -> None:
+    def __init__(self, lines: _TargetLines, coded: Array) -> None:
         features = lines.reach.features(coded)
         own = features.mean(axis=0)
         self._centred = features - own
