@@ -106,7 +106,7 @@ def one_line(value: Any) -> str:
     """A value as text that ends no line, nor pads one to its end: a text of others cannot look like further lines.
 
     >>> one_line("Blood pressure\\n\\nmember   fingerprint")
-    'Blood pressure member   fingerprint'
+    'Blood pressure member fingerprint'
     """
     return _BREAKS.sub(" ", str(value))
 
