@@ -129,3 +129,11 @@ def test_a_site_that_says_it_has_more_persons_than_all_others_moves_none_of_thei
     asked = {"dictionary": DOSED, "question": QUESTION, "levels": {}, "origins": origins}
     assert together({"s0": large, **given}, **asked) == together(given, **asked)
     assert together({"s0": large, "s1": given["s1"]}, **asked) == {}
+
+
+def test_what_a_site_alone_may_lack_of_an_effect_is_common_and_of_a_mean_is_its_own(sites):
+    _, released_ = sites["s0"]
+    origin = {"study": "mini", "site": "s0", "wave": 1}
+    for text, common in (("logistic(ill) ~ dose + age", True), ("mean(dose)", False), ("proportion(ill)", False)):
+        rows = answer(released_, fitted(released_), DOSED, parse_estimand(text), **origin)
+        assert {row.vi_common > 0 for row in rows} == {common}, text
