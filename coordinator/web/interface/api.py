@@ -237,7 +237,7 @@ class Api:
         """
         gone = threading.Event()
         call = Call(peer=who, **{"left": gone.is_set, **further})
-        handler = getattr(self.derived if hasattr(self.derived, one.handler) else self.service, one.handler)
+        handler = getattr(self.derived if hasattr(self.derived, one.name) else self.service, one.name)
         watching = None if request is None else asyncio.create_task(_until_left(request, gone))
         begun, code = time.monotonic(), "ok"
         try:

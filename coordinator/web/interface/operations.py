@@ -74,8 +74,8 @@ class Operation:
     """One operation.
 
     Args:
-        name: its name in the OpenAPI document.
-        handler: the method of the service, or of `coordinator.web.interface.beside`; blank for what is about a job.
+        name: its name in the OpenAPI document; of `OPERATIONS` also that of the method of the service, or of
+            `coordinator.web.interface.beside`, which answers it.
         verb, path: as in HTTP; what stands in braces is a field of the request.
         summary: its result, in a sentence.
         request: the class of its request.
@@ -85,7 +85,6 @@ class Operation:
     """
 
     name: str
-    handler: str = ""
     verb: str = "GET"
     path: str
     summary: str
@@ -178,7 +177,6 @@ FILES: Mapping[str, str] = {"svg": "image/svg+xml", "pdf": "application/pdf", "p
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         name="studies",
-        handler="studies",
         path=f"/{API}/studies",
         summary="The studies that the token is for: sites, waves, persons, postures, planned analyses.",
         request=StudiesRequest,
@@ -186,7 +184,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="describe",
-        handler="describe",
         path=f"{_STUDY}/dictionary",
         summary="The dictionary, or one column of it: meaning, unit, and the share of missing values per site.",
         request=DescribeRequest,
@@ -194,7 +191,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="releases",
-        handler="releases",
         path=f"{_STUDY}/releases",
         summary="Releases of a study with their receipts, all or page by page; withdrawn ones are marked.",
         request=ReleasesRequest,
@@ -202,7 +198,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="rows",
-        handler="rows",
         path=f"{_STUDY}/releases/{{release_id}}/rows",
         summary="The privatised rows of one release as Parquet, where the plan lets analysts have them; recorded.",
         request=RowsRequest,
@@ -210,7 +205,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="proof",
-        handler="proof",
         path=f"{_STUDY}/releases/{{release_id}}/proof",
         summary="A release's entry in the log, and the hashes that lead from it to the root of the newest signed head.",
         request=ProofRequest,
@@ -218,7 +212,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="check",
-        handler="check",
         verb="POST",
         path=f"{_STUDY}/checks",
         summary="A question in one spelling, without asking it: no table is read and no line is written.",
@@ -227,7 +220,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="query",
-        handler="query",
         verb="POST",
         path=f"{_STUDY}/queries",
         summary="One question: an estimate per site, and the pooled result. It stands in the study's record.",
@@ -236,7 +228,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="monitor",
-        handler="monitor",
         verb="POST",
         path=f"{_STUDY}/looks",
         summary="One question as of each wave, against boundaries for all looks; every wave's stands in the record.",
@@ -245,7 +236,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="looks",
-        handler="looks",
         path=f"{_STUDY}/looks",
         summary="Answers given as of several waves, against the same boundaries; nothing is asked.",
         request=LooksRequest,
@@ -253,7 +243,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="looks_figure",
-        handler="looks_figure",
         path=f"{_STUDY}/looks.{{suffix}}",
         summary="The same, drawn: each z against its boundary, over the time of the plan.",
         request=LooksFigureRequest,
@@ -262,7 +251,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="explain",
-        handler="explain",
         path=f"{_STUDY}/results/{{result_id}}",
         summary="All that stands behind a result: releases, receipts, plan, code, who asked, and whether it is stale.",
         request=ExplainRequest,
@@ -270,7 +258,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="crate",
-        handler="crate",
         path=f"{_STUDY}/results/{{result_id}}/crate.zip",
         summary="A result with all that stands behind it, as a Research Object Crate (RO-Crate 1.1).",
         request=ExplainRequest,
@@ -278,7 +265,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="figure",
-        handler="figure",
         path=f"{_STUDY}/results/{{result_id}}/{{kind}}.{{suffix}}",
         summary="A figure of a result: forest, one of its companions (funnel, leave-one-out …), curve; or its table.",
         request=FigureRequest,
@@ -287,7 +273,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="words",
-        handler="words",
         path=f"{_STUDY}/results/{{result_id}}/words",
         summary="A result as a person reads it: tables of text, sentences, cautions.",
         request=ExplainRequest,
@@ -295,7 +280,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="site",
-        handler="site",
         path=f"{_STUDY}/results/{{result_id}}/sites/{{site}}",
         summary="One site of a result: its estimate in its parts, its influence, and the others pooled without it.",
         request=AnswerSiteRequest,
@@ -303,7 +287,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="receipts",
-        handler="receipts",
         path=f"{_STUDY}/receipts",
         summary="Releases with their receipts in words, in the order of the log; all or page by page.",
         request=ReleasesRequest,
@@ -311,7 +294,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="waves",
-        handler="waves",
         path=f"{_STUDY}/waves",
         summary="Who has delivered in which wave; all sites or page by page.",
         request=StudySitesRequest,
@@ -319,7 +301,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="sites",
-        handler="sites",
         path=f"{_STUDY}/sites",
         summary="For leads: the sites of a study, their keys and certificates, and what arrived from each.",
         request=StudySitesRequest,
@@ -327,7 +308,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="budgets",
-        handler="budgets",
         path=f"{_STUDY}/budgets",
         summary="What the releases have spent of the plan's ε, wave by wave, and the last wave that it allows.",
         request=BudgetsRequest,
@@ -335,7 +315,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="log",
-        handler="log",
         path=f"{_STUDY}/log",
         summary="The record of a study: every question in order, answered or refused.",
         request=LogRequest,
@@ -343,7 +322,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="watch",
-        handler="watch",
         path=f"/{API}/log",
         summary="The log of what was accepted: its signed head, with proof that it grew from sizes seen before.",
         request=WatchRequest,
@@ -351,7 +329,6 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         name="entries",
-        handler="entries",
         path=f"/{API}/log/entries",
         summary="The log's entries in order, for leads and auditors.",
         request=EntriesRequest,

@@ -74,10 +74,8 @@ FORM = "application/x-www-form-urlencoded"
 DOCUMENT_CAP = 16 << 20
 COURSES = 20  # drawings of budgets on one page
 PAGE = 50  # lines of a list on one page
-STANDING = Operation(
-    name="standing", handler="standing", path="/standing", summary="", request=ReleasesRequest, reply=""
-)
-DESIGN = Operation(name="design", handler="design", path="/design", summary="", request=dict, reply="")
+STANDING = Operation(name="standing", path="/standing", summary="", request=ReleasesRequest, reply="")
+DESIGN = Operation(name="design", path="/design", summary="", request=dict, reply="")
 _BY_NAME = {one.name: one for one in (*OPERATIONS, STANDING)}
 _log = logging.getLogger("tributary.analysts")
 View = Callable[["Request", "Analyst", SignedIn], Awaitable[Response]]

@@ -141,7 +141,7 @@ def test_a_tokens_rate_is_one_for_both_doors(tmp_path):
 def test_the_openapi_document_is_valid_and_names_every_method_of_the_service(web):
     assert web.get("/v1/openapi.json").json() == DOCUMENT
     OpenAPIV31SpecValidator(DOCUMENT).validate()
-    named = {one.handler.capitalize() for one in operations.OPERATIONS}
+    named = {one.name.capitalize() for one in operations.OPERATIONS}
     assert set(ANALYSIS) <= named
     body = DOCUMENT["paths"]["/v1/studies/{study}/queries"]["post"]["requestBody"]["content"]["application/json"]
     assert body["schema"]["required"] == ["formula"]
