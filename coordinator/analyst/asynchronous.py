@@ -12,21 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from coordinator.analyst.questions import KindMethods, with_kinds
 from coordinator.analyst.remote import Connection, Pass, Study, connect
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from coordinator.analyst.harmonised import HarmonisedResult
     from coordinator.analyst.result import Result
-    from coordinator.analyst.shown import Explanation, Log, Monitoring, ResultTable
-    from coordinator.analyst.table_one import TableOne
+    from coordinator.analyst.shown import ResultTable
 
 __all__ = ["AsyncConnection", "AsyncStudy", "connect_async"]
 
@@ -77,16 +73,19 @@ class AsyncConnection:
         await self.close()
 
 
-def _asking(kind: str) -> Callable[..., Awaitable[Result]]:
-    @functools.wraps(getattr(Study, kind))
-    async def ask(study: AsyncStudy, *said: str, **how: Any) -> Result:
-        found: Result = await study._call(getattr(study.study, kind), *said, **how)
-        return found
+def _awaited(
+    method: Callable[Concatenate[Study, P], T],
+) -> Callable[Concatenate[AsyncStudy, P], Coroutine[Any, Any, T]]:
+    """A method of `Study`, awaited."""
+
+    @functools.wraps(method)
+    async def ask(study: AsyncStudy, *args: P.args, **how: P.kwargs) -> T:
+        return await study._call(method, study.study, *args, **how)
 
     return ask
 
 
-@with_kinds(_asking)
+@with_kinds(lambda kind: _awaited(getattr(Study, kind)))
 class AsyncStudy(KindMethods[Awaitable["Result"]]):
     """One study; each method is `Study`'s of the same name, awaited.
 
@@ -97,58 +96,17 @@ class AsyncStudy(KindMethods[Awaitable["Result"]]):
     def __init__(self, connection: AsyncConnection, study: Study) -> None:
         self._call, self.study = connection.call, study
 
-    async def query(self, kind: str, formula: str, *, term: str = "", **how: Any) -> Result:
-        """Ask one question."""
-        return await self._call(self.study.query, kind, formula, term=term, **how)
-
-    async def planned(self, name: str, *, term: str = "", **how: Any) -> Result:
-        """Ask a planned analysis by its name."""
-        return await self._call(self.study.planned, name, term=term, **how)
-
-    async def glm(self, formula: str, *, family: str = "binomial", link: str = "", **how: Any) -> Result:
-        """A generalised linear model, by its family and link as R calls them."""
-        return await self._call(self.study.glm, formula, family=family, link=link, **how)
-
-    async def table_one(self, *columns: str, by: str = "", **how: Any) -> TableOne:
-        """Columns described by group and site."""
-        return await self._call(self.study.table_one, *columns, by=by, **how)
-
-    async def crosstab(self, column: str, by: str, **how: Any) -> TableOne:
-        """Two columns with levels: shares in each group, odds ratios, a test of independence."""
-        return await self._call(self.study.crosstab, column, by, **how)
-
-    async def histogram(self, column: str, **how: Any) -> TableOne:
-        """The share of rows in each bin of a column."""
-        return await self._call(self.study.histogram, column, **how)
-
-    async def monitor(self, formula: str, *, spending: str = "obrien-fleming", **how: Any) -> Monitoring:
-        """A question as of each wave, against a boundary that allows for all looks."""
-        return await self._call(self.study.monitor, formula, spending=spending, **how)
-
-    async def harmonise(self, column: str, *, to: str, **how: Any) -> HarmonisedResult:
-        """A question as it stands, and with a column mapped onto one site's scale."""
-        return await self._call(self.study.harmonise, column, to=to, **how)
-
-    async def dictionary(self, column: str = "") -> ResultTable:
-        """Meaning, unit and the share of missing values per site."""
-        return await self._call(self.study.dictionary, column)
-
-    async def releases(self, *, site: str = "", wave: int = 0, most: int = 0) -> ResultTable:
-        """The study's releases with their receipts; of one site or wave, or the newest, where that is asked."""
-        return await self._call(self.study.releases, site=site, wave=wave, most=most)
-
-    async def rows(self, release_id: str) -> pd.DataFrame:
-        """The privatised rows of one release, where the plan lets analysts have them."""
-        return await self._call(self.study.rows, release_id)
-
-    async def result(self, result_id: str) -> Result:
-        """An answer that was given before."""
-        return await self._call(self.study.result, result_id)
-
-    async def explain(self, result_id: str) -> Explanation:
-        """Provenance of an answer."""
-        return await self._call(self.study.explain, result_id)
-
-    async def log(self) -> Log:
-        """The record of the study's questions."""
-        return await self._call(self.study.log)
+    query = _awaited(Study.query)
+    planned = _awaited(Study.planned)
+    glm = _awaited(Study.glm)
+    table_one = _awaited(Study.table_one)
+    crosstab = _awaited(Study.crosstab)
+    histogram = _awaited(Study.histogram)
+    monitor = _awaited(Study.monitor)
+    harmonise = _awaited(Study.harmonise)
+    dictionary = _awaited(Study.dictionary)
+    releases = _awaited(Study.releases)
+    rows = _awaited(Study.rows)
+    result = _awaited(Study.result)
+    explain = _awaited(Study.explain)
+    log = _awaited(Study.log)
