@@ -194,6 +194,11 @@ studies_claim = {_quoted(self.studies_claim)}    # claim that lists the studies
 """
 
 
+def _whole(default: int, least: int, most: int) -> Any:
+    """A setting that is a whole number from `least` to `most`."""
+    return field(default=default, metadata={"range": (least, most)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
     """The settings of one coordinator.
@@ -251,32 +256,32 @@ class CoordinatorConfig:
     names: tuple[str, ...] = ()
     store: str = field(default="", repr=False)
     bundles: str = ""
-    threshold: int = 1
-    invitation_days: int = 14
-    max_bundle_mb: int = 256
-    workers: int = 16
-    connections: int = 512
-    connections_per_address: int = 128
+    threshold: int = _whole(1, 1, 5)
+    invitation_days: int = _whole(14, 1, 90)
+    max_bundle_mb: int = _whole(256, 1, 4096)
+    workers: int = _whole(16, 1, 256)
+    connections: int = _whole(512, 8, 20_000)
+    connections_per_address: int = _whole(128, 2, 20_000)
     analysts: str = ""
-    analyst_rate: int = 600
-    analyst_burst: int = 100
-    analyst_places: int = 2
-    analyst_memory_mb: int = 2048
-    analyst_seconds: int = 240
-    analyst_day: int = 20_000
+    analyst_rate: int = _whole(600, 1, 1_000_000)
+    analyst_burst: int = _whole(100, 1, 1_000_000)
+    analyst_places: int = _whole(2, 1, 256)
+    analyst_memory_mb: int = _whole(2048, 256, 1 << 20)
+    analyst_seconds: int = _whole(240, 1, 300)
+    analyst_day: int = _whole(20_000, 1, 1_000_000)
     compute: str = ""
-    site_rate: int = 1200
-    site_staging_mb: int = 1024
-    site_refused_mb: int = 1024
-    refused_days: int = 30
-    site_heads_mb: int = 128
-    answers_mb: int = 2048
-    answer_days: int = 400
-    estimates_mb: int = 256
+    site_rate: int = _whole(1200, 60, 1_000_000)
+    site_staging_mb: int = _whole(1024, 1, 1 << 20)
+    site_refused_mb: int = _whole(1024, 1, 1 << 20)
+    refused_days: int = _whole(30, 1, 3650)
+    site_heads_mb: int = _whole(128, 1, 1 << 20)
+    answers_mb: int = _whole(2048, 1, 1 << 20)
+    answer_days: int = _whole(400, 1, 36_500)
+    estimates_mb: int = _whole(256, 1, 1 << 20)
     health: str = ""
     health_grpc: str = ""
-    drain_seconds: int = 0
-    grace_seconds: int = 20
+    drain_seconds: int = _whole(0, 0, 300)
+    grace_seconds: int = _whole(20, 0, 300)
     logging: LogSettings = LogSettings()
     web: WebConfig | None = None
 
@@ -287,33 +292,11 @@ class CoordinatorConfig:
         may = [key for key in ("analysts", "health", "health_grpc") if getattr(self, key)]
         for key in ("address", "listen", *may):
             _require_address(key, getattr(self, key))
-        for key, least, most in (
-            ("threshold", 1, 5),
-            ("invitation_days", 1, 90),
-            ("max_bundle_mb", 1, 4096),
-            ("workers", 1, 256),
-            ("connections", 8, 20_000),
-            ("connections_per_address", 2, 20_000),
-            ("analyst_rate", 1, 1_000_000),
-            ("analyst_burst", 1, 1_000_000),
-            ("analyst_places", 1, 256),
-            ("analyst_memory_mb", 256, 1 << 20),
-            ("analyst_seconds", 1, 300),
-            ("analyst_day", 1, 1_000_000),
-            ("site_rate", 60, 1_000_000),
-            ("site_staging_mb", 1, 1 << 20),
-            ("site_refused_mb", 1, 1 << 20),
-            ("refused_days", 1, 3650),
-            ("site_heads_mb", 1, 1 << 20),
-            ("answers_mb", 1, 1 << 20),
-            ("answer_days", 1, 36_500),
-            ("estimates_mb", 1, 1 << 20),
-            ("drain_seconds", 0, 300),
-            ("grace_seconds", 0, 300),
-        ):
-            value = getattr(self, key)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            must(whole and least <= value <= most, f"{key} must be a whole number in {least}..{most}", repr(value))
+        for item in fields(self):
+            if item.metadata:
+                value, (least, most) = getattr(self, item.name), item.metadata["range"]
+                whole = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+                must(whole, f"{item.name} must be a whole number in {least}..{most}", repr(value))
         must(
             not self.store or "://" in self.store,
             "store must be a database URL",
