@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -63,6 +63,8 @@ __all__ = [
 REVOCATIONS_CAP = 10_000
 """Most standing approvals that one site may end: what a site sends must not decide how much is kept."""
 
+_PLACE = ("study", "wave", "site", "release_id", "bundle_sha256")
+"""What tells one release from all others: its place in the wave, its id, its bytes."""
 BATCH = 500  # bundles that one query names
 
 DISTRUSTED = "distrusted"
@@ -100,24 +102,11 @@ def accept_release(
         recheck()
         require_kept(c, plans=[statement.plan_hash])
         index, log_root = append_entry(c, release_leaf(envelope, statement.bundle_sha256, statement.site, standing))
-        c.execute(
-            db.releases.insert().values(
-                release_id=statement.release_id,
-                study=statement.study,
-                plan_hash=statement.plan_hash,
-                plan_version=statement.plan_version,
-                wave=statement.wave,
-                site=statement.site,
-                bundle_sha256=statement.bundle_sha256,
-                bundle_bytes=statement.bundle_bytes,
-                n=receipt.n,
-                receipt=receipt.to_bytes(),
-                envelope=envelope.to_bytes(),
-                log_index=index,
-                log_root=log_root,
-                accepted_day=today.isoformat(),
-            )
-        )
+        names = (*_PLACE, "plan_hash", "plan_version", "bundle_bytes")
+        values: dict[str, Any] = {name: getattr(statement, name) for name in names}
+        values |= {"n": receipt.n, "receipt": receipt.to_bytes(), "envelope": envelope.to_bytes()}
+        values |= {"log_index": index, "log_root": log_root, "accepted_day": today.isoformat()}
+        c.execute(db.releases.insert().values(**values))
         if sign is not None:
             head = {"size": index + 1, "root": log_root, "envelope": sign(index + 1, log_root)}
             c.execute(db.tree_heads.insert().values(**head))
@@ -171,8 +160,7 @@ def accepted(store: Database, statement: Statement) -> Acceptance | None:
 
 
 def _known(c: sa.Connection, statement: Statement) -> AcceptedRelease | None:
-    names = ("study", "wave", "site", "release_id", "bundle_sha256")
-    given = {name: getattr(statement, name) for name in names}
+    given = {name: getattr(statement, name) for name in _PLACE}
     if c.execute(_TAKEN_BACK, given).first() is not None:
         raise ReplayRefusal(
             "a release that was withdrawn must not come back",
@@ -211,19 +199,10 @@ def quarantine(
     def work(c: sa.Connection) -> None:
         where = db.quarantine.c.bundle_sha256 == statement.bundle_sha256
         if c.execute(sa.select(db.quarantine.c.code).where(where)).first() is None:
-            c.execute(
-                db.quarantine.insert().values(
-                    bundle_sha256=statement.bundle_sha256,
-                    release_id=statement.release_id,
-                    study=statement.study,
-                    wave=statement.wave,
-                    site=statement.site,
-                    code=refusal.code,
-                    reason=str(refusal),
-                    envelope=envelope.to_bytes(),
-                    day=today.isoformat(),
-                )
-            )
+            values = {name: getattr(statement, name) for name in _PLACE}
+            values |= {"code": refusal.code, "reason": str(refusal)}
+            values |= {"envelope": envelope.to_bytes(), "day": today.isoformat()}
+            c.execute(db.quarantine.insert().values(**values))
 
     store.write(work)
     return quarantined(store, bundle_sha256=statement.bundle_sha256)[0]
@@ -285,23 +264,21 @@ def release_lines(store: Database, study: str, *, withdrawn: bool = False) -> tu
 
 def releases_of(store: Database, bundles: Iterable[str]) -> dict[str, AcceptedRelease]:
     """SHA-256 of a bundle to its accepted release, withdrawn or not, for those of `bundles` that have one."""
-    asked, found = list(dict.fromkeys(bundles)), dict[str, AcceptedRelease]()
-    for start in range(0, len(asked), BATCH):
-        query = select_releases().where(db.releases.c.bundle_sha256.in_(asked[start : start + BATCH]))
-        rows = store.read(lambda c, query=query: c.execute(query).all())  # type: ignore[misc]
-        found |= {row.bundle_sha256: release_row(row) for row in rows}
-    return found
+    return {row.bundle_sha256: release_row(row) for row in _of_bundles(store, select_releases(), bundles)}
 
 
 def log_places(store: Database, bundles: Iterable[str]) -> dict[str, int]:
     """SHA-256 of a bundle to the place of its release in the log, withdrawn or not: as `releases_of`, nothing read."""
-    asked, found = list(dict.fromkeys(bundles)), dict[str, int]()
+    places = sa.select(db.releases.c.bundle_sha256, db.releases.c.log_index)
+    return {row.bundle_sha256: row.log_index for row in _of_bundles(store, places, bundles)}
+
+
+def _of_bundles(store: Database, query: sa.Select[Any], bundles: Iterable[str]) -> Iterator[sa.Row[Any]]:
+    """Rows of a query of releases that are of these bundles, each once, some hundred at a time."""
+    asked = list(dict.fromkeys(bundles))
     for start in range(0, len(asked), BATCH):
-        query = sa.select(db.releases.c.bundle_sha256, db.releases.c.log_index)
-        query = query.where(db.releases.c.bundle_sha256.in_(asked[start : start + BATCH]))
-        rows = store.read(lambda c, query=query: c.execute(query).all())  # type: ignore[misc]
-        found |= {row.bundle_sha256: row.log_index for row in rows}
-    return found
+        these = query.where(db.releases.c.bundle_sha256.in_(asked[start : start + BATCH]))
+        yield from store.read(lambda c, these=these: c.execute(these).all())  # type: ignore[misc]
 
 
 def logged_releases(
@@ -433,8 +410,7 @@ def withdraw(store: Database, *, withdrawal: Withdrawal, envelope: Envelope, tod
             return
         places = []
         for table in (db.releases, db.quarantine):
-            names = ("study", "site", "wave", "release_id", "bundle_sha256")
-            query = sa.select(*(table.c[name] for name in names)).where(table.c.release_id == withdrawal.release_id)
+            query = sa.select(*(table.c[name] for name in _PLACE)).where(table.c.release_id == withdrawal.release_id)
             places += [dict(row) for row in c.execute(query).mappings() if row["site"] == withdrawal.site]
         if not places:
             raise StateRefusal(

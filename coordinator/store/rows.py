@@ -43,6 +43,8 @@ T = TypeVar("T")
 REMEMBERED = 8192
 """Receipts that are not read again, and signed statements: of the newest sixteen waves of 500 sites."""
 _PARTS = 1024
+_RECEIPT = ("study", "wave", "site", "release_id", "bundle_sha256", "log_index", "log_root")
+"""What the signed reply to a site says of a release that was accepted, or taken back."""
 _APART = {float, str, type(None)}  # types no value of which equals one of another
 
 
@@ -133,16 +135,8 @@ class AcceptedRelease(ReleaseLine):
         """The signed reply to the site; returned unchanged on retries."""
         from shared.wire.site_messages import Acceptance
 
-        return Acceptance(
-            study=self.study,
-            wave=self.wave,
-            site=self.site,
-            release_id=self.release_id,
-            bundle_sha256=self.bundle_sha256,
-            log_index=self.log_index,
-            log_root=self.log_root,
-            accepted_day=self.accepted_day,
-        )
+        names = (*_RECEIPT, "accepted_day")
+        return Acceptance(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,16 +177,7 @@ class Tombstone:
         """The signed reply to the site; returned unchanged on retries."""
         from shared.wire.site_messages import Withdrawn
 
-        return Withdrawn(
-            study=self.study,
-            wave=self.wave,
-            site=self.site,
-            release_id=self.release_id,
-            bundle_sha256=self.bundle_sha256,
-            log_index=self.log_index,
-            log_root=self.log_root,
-            withdrawn_day=self.day,
-        )
+        return Withdrawn(**{name: getattr(self, name) for name in _RECEIPT}, withdrawn_day=self.day)
 
 
 @dataclass(frozen=True, kw_only=True)
