@@ -47,14 +47,7 @@ def ordered(result: PooledResult, by: str, *, values: Mapping[str, Any] | None =
         rows = sorted(range(result.k), key=lambda i: keys[by][i])
     except TypeError:
         raise ParameterError("rows must be sorted by values of one kind", given=f"a mix in {by!r}") from None
-    return replace(
-        result,
-        labels=tuple(result.labels[i] for i in rows),
-        yi=tuple(result.yi[i] for i in rows),
-        vi=tuple(result.vi[i] for i in rows),
-        weights=tuple(result.weights[i] for i in rows),
-        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
-    )
+    return _of_rows(result, rows)
 
 
 def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tuple[tuple[str, PooledResult], ...]:
@@ -72,14 +65,13 @@ def cumulative(result: PooledResult, order: Sequence[int] | None = None) -> tupl
 
 
 def _subset(result: PooledResult, rows: list[int]) -> PooledResult:
-    chosen = replace(
-        result,
-        labels=tuple(result.labels[i] for i in rows),
-        yi=tuple(result.yi[i] for i in rows),
-        vi=tuple(result.vi[i] for i in rows),
-        excluded=(),
-        weights=tuple(result.weights[i] for i in rows),
-        estimates=tuple(result.estimates[i] for i in rows) if result.estimates else (),
-    )
-    chosen = replace(chosen, shared=alike(chosen) + max(result.shared - alike(result), 0.0))
+    chosen = _of_rows(result, rows)
+    chosen = replace(chosen, excluded=(), shared=alike(chosen) + max(result.shared - alike(result), 0.0))
     return refit(chosen, method=result.method, test=result.test)
+
+
+def _of_rows(result: PooledResult, rows: Sequence[int]) -> PooledResult:
+    """The same result with these of its rows, in this order; nothing is fitted anew."""
+    names = ("labels", "yi", "vi", "weights", *(["estimates"] if result.estimates else []))
+    own: dict[str, Any] = {name: tuple(getattr(result, name)[i] for i in rows) for name in names}
+    return replace(result, **own)
