@@ -286,22 +286,10 @@ def theorem3(sites: int, persons: float, *, tau2: float | None = None, common: b
                 fix="Read the sites' own estimates beside the pooled one.",
             )
         )
-    if common:
-        found.append(
-            Condition(
-                name="tau",
-                must="sites differ (τ₀ > 0)",
-                given="one common effect is pooled",
-                fix="Pool random effects.",
-            )
-        )
-    elif tau2 is not None and tau2 <= 0:
-        found.append(
-            Condition(
-                name="tau",
-                must="sites differ (τ₀ > 0)",
-                given="the estimated τ² is 0",
-                fix="The pooled standard error holds no difference between sites to cover a flow's error.",
-            )
-        )
+    if common or (tau2 is not None and tau2 <= 0):
+        given, fix = "one common effect is pooled", "Pool random effects."
+        if not common:
+            given = "the estimated τ² is 0"
+            fix = "The pooled standard error holds no difference between sites to cover a flow's error."
+        found.append(Condition(name="tau", must="sites differ (τ₀ > 0)", given=given, fix=fix))
     return tuple(found)
