@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.figures.files import save
 from coordinator.figures.style import (
@@ -47,7 +47,9 @@ __all__ = [
     "axis_ticks",
     "darker",
     "draw_effect",
+    "effect_axis",
     "ladder",
+    "name_axis",
     "page_style",
     "placed",
     "span_of",
@@ -55,7 +57,6 @@ __all__ = [
     "text_height",
     "text_width",
     "wrap",
-    "x_axis",
     "y_axis",
 ]
 
@@ -437,7 +438,7 @@ def ladder(content: LadderContent, path: str | Path | None) -> DrawnFigure:
             for x, text in zip(ends_at, numbers[i], strict=True):
                 page.say(x, y, text, ha="right")
             draw_effect(axes, y, model, span, diamond=own, gid="random" if own else f"refit-{i}")
-        x_axis(axes, span, view)
+        effect_axis(axes, "x", span, view)
         return page.finish(content.words, content.title or content.called, path)
 
 
@@ -457,12 +458,19 @@ def span_of(centres: Sequence[float], ends: Sequence[tuple[float, float]], null:
     return low - pad, high + pad
 
 
-def x_axis(axes: Axes, span: tuple[float, float], view: View, wide: float = PLOT) -> None:
+def name_axis(axes: Axes, which: Literal["x", "y"], name: str) -> None:
+    """Name an axis, and draw its ticks as all figures have them."""
+    axes.tick_params(axis=which, labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
+    label, pad = (axes.set_xlabel, 4) if which == "x" else (axes.set_ylabel, 6)
+    label(name, fontsize=TEXT, color=INK, labelpad=pad, parse_math=False)
+
+
+def effect_axis(axes: Axes, which: Literal["x", "y"], span: tuple[float, float], view: View) -> None:
     """The axis of effects, with the labels of its scale."""
     ticks = axis_ticks(*span, view)
-    axes.set_xticks([place for place, _ in ticks], [text for _, text in ticks])
-    axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-    axes.set_xlabel(view.name, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
+    places, texts = [place for place, _ in ticks], [text for _, text in ticks]
+    _ = axes.set_xticks(places, texts) if which == "x" else axes.set_yticks(places, texts)
+    name_axis(axes, which, view.name)
 
 
 def y_axis(axes: Axes, name: str) -> None:
@@ -470,5 +478,4 @@ def y_axis(axes: Axes, name: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.tick_params(axis="y", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-    axes.set_ylabel(name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)
+    name_axis(axes, "y", name)

@@ -17,12 +17,12 @@ from coordinator.figures.canvas import (
     DrawnFigure,
     LadderContent,
     Page,
-    axis_ticks,
+    effect_axis,
     ladder,
+    name_axis,
     page_style,
     span_of,
     text_width,
-    x_axis,
     y_axis,
 )
 from coordinator.figures.style import BAND, BLUE, GAP, GREY, INK, MARGIN, ORANGE, SMALL, TEXT
@@ -217,7 +217,7 @@ def funnel(
         for i, (y, s) in enumerate(zip(extra, extra_se, strict=True)):
             axes.plot([y], [s], "D", markerfacecolor="white", markeredgecolor=ORANGE, markersize=5.5, gid=f"filled-{i}")
         _names(axes, list(result.yi), se.tolist(), result.labels, (wide, tall), only=named)
-        x_axis(axes, span, view, wide)
+        effect_axis(axes, "x", span, view)
         y_axis(axes, "Standard error")
         return page.finish(words, title or "Funnel plot", path)
 
@@ -333,12 +333,8 @@ def bubble(
             style: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": BLUE, "markeredgewidth": 1.3}
             axes.plot([x[place]], [y[place]], "o", markersize=size, zorder=4, gid=f"site-{i}", **style)
         _names(axes, x.tolist(), y.tolist(), labels, (wide, tall), radii=[size / 144 for size in sizes])
-        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel(name, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
-        ticks = axis_ticks(*rise, view)
-        axes.set_yticks([at for at, _ in ticks], [text for _, text in ticks])
-        axes.tick_params(axis="y", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_ylabel(view.name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)
+        name_axis(axes, "x", name)
+        effect_axis(axes, "y", rise, view)
         return page.finish(words + ".", title or f"Bubble plot on {name}", path)
 
 
@@ -366,8 +362,7 @@ def baujat_plot(
         for i in range(result.k):
             axes.plot([x[i]], [y[i]], "o", color=BLUE, markersize=6, markeredgewidth=0, zorder=4, gid=f"site-{i}")
         _names(axes, x.tolist(), y.tolist(), found.labels, (wide, tall))
-        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel("Share of a site in the heterogeneity Q", fontsize=TEXT, color=INK, labelpad=4)
+        name_axis(axes, "x", "Share of a site in the heterogeneity Q")
         y_axis(axes, "Change of the pooled effect without it, squared")
         return page.finish(words + ".", title or "Baujat plot", path)
 

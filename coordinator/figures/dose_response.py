@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.figures.canvas import DrawnFigure, Page, axis_ticks, page_style
-from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.canvas import DrawnFigure, Page, effect_axis, name_axis, page_style
+from coordinator.figures.style import COLOURS, INK, MARGIN
 from coordinator.figures.wording import View
 from shared.errors import ParameterError, machine_failures
 from shared.estimands.effects import SCALES, shown
@@ -88,9 +88,6 @@ def curve_figure(
             axes.fill_between(x, *wide, color=COLOURS[0], alpha=0.1, linewidth=0, zorder=2.5, gid="simultaneous")
         axes.fill_between(x, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, zorder=3, gid="band")
         axes.plot(x, y, color=COLOURS[0], linewidth=1.8, zorder=4, gid="curve")
-        ticks = axis_ticks(*span, view)
-        axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
-        axes.tick_params(axis="both", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel(of, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
-        axes.set_ylabel(view.name, fontsize=TEXT, color=INK, labelpad=6, parse_math=False)
+        name_axis(axes, "x", of)
+        effect_axis(axes, "y", span, view)
         return page.finish(f"{words}.", title or "Dose-response curve", path)

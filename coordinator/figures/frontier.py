@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.figures.canvas import DrawnFigure, Page, page_style, y_axis
-from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.canvas import DrawnFigure, Page, name_axis, page_style, y_axis
+from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL
 from coordinator.figures.wording import significant
 from shared.errors import EstimateRefusal, machine_failures
 from shared.privacy.stated import shown_epsilon
@@ -83,8 +83,7 @@ def frontier_figure(design: PlanDesign, *, path: str | Path | None = None) -> Dr
                 axes.plot([math.log10(taken.total)], [at], "o", markersize=7, mfc="white", mec=INK, gid="recommended")
             ticks = [x for x in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50) if span[0] <= math.log10(x) <= span[1]]
             axes.set_xticks([math.log10(x) for x in ticks], [f"{x:g}" for x in ticks])
-            axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-            axes.set_xlabel("ε charged to a person, all waves", fontsize=TEXT, color=INK, labelpad=4)
+            name_axis(axes, "x", "ε charged to a person, all waves")
             scale = {"log": ", log scale", "logit": ", logit scale", "fisher_z": ", z scale"}.get(design.scale, "")
             y_axis(axes, "Power" if panel else f"Half-width of the interval{scale}")
         for i, name in enumerate(settings):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.figures.canvas import DrawnFigure, Page, page_style, y_axis
-from coordinator.figures.style import COLOURS, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.canvas import DrawnFigure, Page, name_axis, page_style, y_axis
+from coordinator.figures.style import COLOURS, INK, MARGIN
 from coordinator.figures.wording import signed
 from shared.errors import machine_failures
 
@@ -54,7 +54,6 @@ def monitoring_figure(
                     axes.plot([time], [sign * top * 0.97], "^" if sign > 0 else "v", color=COLOURS[1], markersize=6)
         axes.plot(times, z, color=COLOURS[0], linewidth=1.2, marker="o", markersize=6, zorder=4, gid="looks")
         axes.set_xticks(times, [look.label for look in found.looks])
-        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel("As of", fontsize=TEXT, color=INK, labelpad=4)
+        name_axis(axes, "x", "As of")
         y_axis(axes, "z")
         return page.finish(f"{words}. {found.sentence}.", title or "Looks and their boundaries", path)

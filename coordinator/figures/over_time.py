@@ -21,6 +21,7 @@ from coordinator.figures.canvas import (
     Page,
     darker,
     ladder,
+    name_axis,
     page_style,
     span_of,
     spread,
@@ -28,7 +29,7 @@ from coordinator.figures.canvas import (
     wrap,
     y_axis,
 )
-from coordinator.figures.style import COLOURS, DASHES, GREY, INK, MARGIN, SMALL, TEXT
+from coordinator.figures.style import COLOURS, DASHES, GREY, INK, MARGIN, SMALL
 from coordinator.figures.wording import model_name, signed, significant, view_of
 from coordinator.pooling.pool import PooledResult
 from shared.errors import EstimateRefusal, ParameterError, machine_failures
@@ -125,8 +126,7 @@ def km_figure(
         if named:
             _name_ends(page, curves, labels, colours, left, span)
         axes.set_xticks([times[k] for k in ticks], [f"{times[k]:,g}" for k in ticks])
-        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel(xlabel, fontsize=TEXT, color=INK, labelpad=4, parse_math=False)
+        name_axis(axes, "x", xlabel)
         y_axis(axes, ylabel)
         return page.finish(words, title or "Kaplan–Meier", path)
 
@@ -445,8 +445,7 @@ def budget_figure(
         under = [left + _WIDE * (wave - first + reach) / (last - first + 2 * reach) for wave in ticks]
         below.draw(page, under, looks, [f"left-{{}}-{wave}" for wave in ticks])
         axes.set_xticks(ticks, ["start" if wave == 0 else f"{wave}" for wave in ticks])
-        axes.tick_params(axis="x", labelsize=SMALL, colors=INK, length=3, width=0.8, pad=3)
-        axes.set_xlabel("Wave", fontsize=TEXT, color=INK, labelpad=4)
+        name_axis(axes, "x", "Wave")
         y_axis(axes, f"ε spent, given {given}" if given else "ε spent")
         return page.finish(f"{words}.", heading, path)
 
