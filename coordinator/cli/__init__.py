@@ -32,20 +32,7 @@ from coordinator.cli import (
 
 __all__ = ["ROOMS", "app", "main"]
 
-ROOMS = (
-    setting_up,
-    backups,
-    health,
-    renewing,
-    plan,
-    designing,
-    sites,
-    membership,
-    releases,
-    answers,
-    federating,
-    log,
-)
+ROOMS = (setting_up, backups, health, renewing, plan, designing, sites, membership, releases, answers, federating, log)
 """Modules of the commands, in the order of ``--help``; the first line of each names its verbs."""
 
 

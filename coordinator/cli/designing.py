@@ -62,9 +62,7 @@ def plan_new(
     if redcap is not None or codebook is not None:
         read = from_codebook(codebook, name=study) if codebook else from_redcap(plan_text(redcap or path), name=study)
         text, left_out = template_of(read.dictionary, study, **how), dict(read.left_out)
-    if not dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    write_draft(text, path, dry_run=dry_run)
 
     return VerbAnswer(
         {"file": str(path), "study": study, "left_out": left_out, "written": not dry_run},
@@ -84,9 +82,7 @@ def _guided(context: typer.Context, study: str, path: Path, *, dry_run: bool) ->
     form = {**first_form(coordinator=recipient(context), today=today()), "study": study}
     filled = interview(form, terminal_prompt, lambda text: typer.secho(f"\n{text}", bold=True, err=True))
     found = judged({"form": filled, "today": f"{today()}", "known": known_here(context, study).to_plain()})
-    if not dry_run:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(found["toml"], encoding="utf-8")
+    write_draft(found["toml"], path, dry_run=dry_run)
     lines = [ChecklistLine(**line) for line in found["checks"]]
     last = found["waves"][-1]["total"] if found["waves"] else None
 
