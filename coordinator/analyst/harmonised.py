@@ -31,8 +31,7 @@ class HarmonisedResult(Result):
     @property
     def mapping(self) -> Mapping[str, Any]:
         """The harmonised part of the document: maps, estimates, pooled result, warnings."""
-        found: Mapping[str, Any] = self.document["harmonised"]
-        return found
+        return self.document["harmonised"]
 
     @property
     def warnings(self) -> tuple[str, ...]:

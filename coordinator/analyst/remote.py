@@ -219,8 +219,7 @@ class Connection(Shown, Mapping[str, "Study"]):
 
     def stream(self, method: str, request: Any) -> Iterator[Any]:
         """One call that is answered by a stream."""
-        found: Iterator[Any] = self._client.call(method, request, timeout=PATIENCE)
-        return found
+        return self._client.call(method, request, timeout=PATIENCE)
 
     def __getitem__(self, study: str) -> Study:
         known = list(self)
@@ -280,8 +279,7 @@ class Study(Questions, Shown):
     def facts(self) -> dict[str, Any]:
         """Title, purpose, waves, sites, planned analyses."""
         studies = self._connection.studies().document["studies"]
-        found: dict[str, Any] = next(study for study in studies if study["study"] == self.name)
-        return found
+        return next(study for study in studies if study["study"] == self.name)
 
     def show(self, out: Console) -> None:
         """Draw it."""

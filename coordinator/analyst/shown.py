@@ -397,8 +397,7 @@ def headed(out: Console, document: Mapping[str, Any]) -> None:
 
 def answered(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """The figures that an answer is: those of its secure sum, where it has one, else those pooled from its rows."""
-    found: Mapping[str, Any] = document.get("summed") or document["pooled"]
-    return found
+    return document.get("summed") or document["pooled"]
 
 
 def pooled_line(document: Mapping[str, Any]) -> str:

@@ -354,13 +354,11 @@ _USED = _USED.where(db.invitations.c.used_for.is_not(None))
 
 
 def _row(c: sa.Connection, serial: str) -> sa.Row | None:
-    found: sa.Row | None = c.execute(_ISSUED, {"serial": serial}).first()
-    return found
+    return c.execute(_ISSUED, {"serial": serial}).first()
 
 
 def _site(c: sa.Connection, name: str) -> sa.Row | None:
-    found: sa.Row | None = c.execute(_NAMED, {"site": name}).first()
-    return found
+    return c.execute(_NAMED, {"site": name}).first()
 
 
 def _membership(c: sa.Connection, site: sa.Row) -> str:

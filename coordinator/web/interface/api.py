@@ -67,8 +67,7 @@ Endpoint = Callable[["Request"], Awaitable[Response]]
 
 def connection_of(request: Request) -> GuardedConnection | None:
     """The connection of a request, where a door stands before the server."""
-    found: GuardedConnection | None = request.scope.get("state", {}).get("connection")
-    return found
+    return request.scope.get("state", {}).get("connection")
 
 
 class Api:

@@ -133,8 +133,7 @@ class DerivedDocuments:
 
         asked = ExplainRequest(study=request.study, result_id=request.result_id)
         drawn = self._of_answer(call, asked, (request.kind, request.suffix), draw)
-        for start in range(0, len(drawn), CHUNK_BYTES):
-            yield RowsChunk(data=drawn[start : start + CHUNK_BYTES])
+        yield from _chunks(drawn)
 
     def words(self, call: Call, request: ExplainRequest) -> Document:
         """A result as a person reads it: tables of text, sentences, cautions. Raises: StateRefusal."""
@@ -207,8 +206,7 @@ class DerivedDocuments:
         plan = self._store.plan(request.study).plan
         given: dict[str, Any] = {"documents": documents, "missing": missing, "spending": request.spending, "path": path}
         given |= {"last": max(wave.number for wave in plan.waves), "returning": plan.returning}
-        found: dict[str, Any] = self._service.computed(f"{READING}:looks", given, who, call)
-        return found
+        return self._service.computed(f"{READING}:looks", given, who, call)
 
     def _delivered(self, study: str) -> list[int]:
         return sorted({wave for facts in self._service.delivered.of(study).sites.values() for wave in facts["waves"]})
@@ -222,9 +220,7 @@ class DerivedDocuments:
         for kind, suffix in (("forest", "svg"), ("table", "csv")):
             asked = FigureRequest(study=request.study, result_id=result_id, kind=kind, suffix=suffix)
             files[f"{kind}.{suffix}"] = b"".join(part.data for part in self.figure(call, asked))
-        packed = crate(explained, said, files)
-        for start in range(0, len(packed), CHUNK_BYTES):
-            yield RowsChunk(data=packed[start : start + CHUNK_BYTES])
+        yield from _chunks(crate(explained, said, files))
 
     def budgets(self, call: Call, request: BudgetsRequest) -> Document:
         """Cumulative ε of the releases against the plan's cap, wave by wave, and after further waves.
@@ -262,8 +258,7 @@ class DerivedDocuments:
         study = form["study"].strip()
         known = KnownStudy.of(self._store, study) if study in who.studies else KnownStudy()
         given = {"form": dict(form), "today": self._today().isoformat(), "known": known.to_plain()}
-        found: dict[str, Any] = self._service.computed(DESIGN, given, who, call)
-        return found
+        return self._service.computed(DESIGN, given, who, call)
 
     def recipient(self) -> str:
         """The name under which plans here name this coordinator; blank while there is none."""
@@ -391,6 +386,10 @@ class DerivedDocuments:
                     cell |= {"code": "", "reminded": "", "day": cell["day"] if cell["state"] in SEEN else ""}
                     cell["state"] = cell["state"] if cell["state"] in SEEN else "waiting"
         return _document({**found, "words": states})
+
+
+def _chunks(data: bytes) -> Iterator[RowsChunk]:
+    return (RowsChunk(data=data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
 
 
 def _document(document: Mapping[str, Any]) -> Document:
