@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import REAL, STUDIES, DemoAnswer, DemoOptions, Play, around, pooled_real
+from coordinator.demo.play import REAL, STUDIES, DemoAnswer, DemoOptions, Play, around, in_files, pooled_real
 
 if TYPE_CHECKING:
     from coordinator.demo.stage import DemoStage
@@ -42,15 +42,9 @@ class Assay(Play):
         from shared.simulated import assay_hospitals
 
         made = assay_hospitals(np.random.default_rng(self.options.seed), n=max(100, round(2500 * self.options.scale)))
-        out: list[dict[str, Path]] = []
-        for place, tables in zip((folder, folder / "one_assay"), made, strict=True):
-            place.mkdir(parents=True, exist_ok=True)
-            files = {site: place / f"{site}.csv" for site in list(tables)[: self.options.sites]}
-            for site, path in files.items():
-                tables[site].to_csv(path, index=False)
-            out.append(files)
-        self.truth = out[1]
-        return out[0]
+        measured, alike = (dict(list(tables.items())[: self.options.sites]) for tables in made)
+        self.truth = in_files(folder / "one_assay", alike)
+        return in_files(folder, measured)
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """The planned question as released and harmonised; the figure of all three answers is drawn as well."""

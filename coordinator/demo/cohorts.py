@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, setting
+from coordinator.demo.play import BASELINE, STUDIES, DemoAnswer, SideBySide, around, in_files, setting
 from shared.errors import LockedRefusal, ParameterError, Refusal, StateRefusal, StorageRefusal
 
 if TYPE_CHECKING:
@@ -79,13 +79,9 @@ class Cohorts(_RowsPlay):
         from shared.simulated import cvd_cohorts
 
         cohorts = cvd_cohorts(np.random.default_rng(self.options.seed), scale=self.options.scale)
-        out: dict[str, Path] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted(cohorts, key=lambda name: -len(cohorts[name]))[: self.options.sites]:
-            out[name] = folder / f"{name}.csv"
-            cohorts[name].to_csv(out[name], index=False)
-        self.smallest = min(len(cohorts[name]) for name in out) if out else 0
-        return out
+        largest = sorted(cohorts, key=lambda name: -len(cohorts[name]))[: self.options.sites]
+        self.smallest = min((len(cohorts[name]) for name in largest), default=0)
+        return in_files(folder, {name: cohorts[name] for name in largest})
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """Latent noise as the paper sets it, with w = 0, and the same question at ε = 1."""
@@ -131,8 +127,7 @@ class MomentsPlay(Cohorts):
         """The plan at the ε that was asked for, and the same with nothing declared."""
         text = around(self.text, today)
         study = setting(text, "study").strip('"')
-        if self.options.epsilon is not None:
-            text = re.sub(r"^epsilon = \S+", f"epsilon = {self.options.epsilon}", text, count=1, flags=re.MULTILINE)
+        text = self._at_epsilon(text)
         # Planned coefficients alone: any other question is answered from rows drawn anew, and costs a minute.
         plain = re.sub(r"^unadjusted = .*\n", "", text, flags=re.MULTILINE)
         plain = re.sub(r"^declared = .*", "declared = []", plain, flags=re.MULTILINE)
@@ -176,8 +171,7 @@ class MomentsPlay(Cohorts):
         text = re.sub(
             r"^\[release\.members\].*\n(?:(?!\[).*\n)*", f"[release.members]\n{members}\n", text, flags=re.MULTILINE
         )
-        if (epsilon := self.options.epsilon) is not None:
-            text = re.sub(r"^epsilon = \S+", f"epsilon = {epsilon}", text, count=1, flags=re.MULTILINE)
+        text = self._at_epsilon(text)
         study = setting(text, "study").strip('"')
         self._say_who_looks(text)
         stage.plans[study] = text
@@ -186,6 +180,11 @@ class MomentsPlay(Cohorts):
         stage.coordinator("plan", "sign", str(path))
         stage.step("plan of the secure sum signed by the lead: it names every hospital's key")
         return study
+
+    def _at_epsilon(self, text: str) -> str:
+        """The text of a plan at the ε that was asked for; as it is where none was."""
+        epsilon = self.options.epsilon
+        return text if epsilon is None else re.sub(r"(?m)^epsilon = \S+", f"epsilon = {epsilon}", text, count=1)
 
     def _say_who_looks(self, text: str) -> None:
         """Have figures and table say of which ε is meant: a site's part is hidden by the noise of those who keep it."""
@@ -256,12 +255,7 @@ class First(_RowsPlay):
         from shared.simulated import small_hospitals
 
         rng, n = np.random.default_rng(self.options.seed), max(100, round(1000 * self.options.scale))
-        folder.mkdir(parents=True, exist_ok=True)
-        out: dict[str, Path] = {}
-        for name, table in small_hospitals(rng, sites=self.options.sites or 3, n=n).items():
-            out[name] = folder / f"{name}.csv"
-            table.to_csv(out[name], index=False)
-        return out
+        return in_files(folder, small_hospitals(rng, sites=self.options.sites or 3, n=n))
 
     def labels(self, plans: Sequence[StudyPlan]) -> tuple[str, ...]:
         """Name of the release."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.demo.cohorts import Cohorts
-from coordinator.demo.play import REAL, DemoAnswer, around, pooled_real, setting
+from coordinator.demo.play import DemoAnswer, around, beside_real, pooled_real, setting
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -75,30 +75,8 @@ class FederatedPlay(Cohorts):
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question: pooled from the releases and from the real records."""
-        from coordinator.answers.queries import ask
-        from coordinator.answers.release_selection import holding
-        from coordinator.config import CoordinatorConfig
-        from coordinator.store.store import Store
-        from shared.plans.plan import StudyPlan
-
-        [(study, text)] = stage.plans.items()
-        plan = StudyPlan.from_toml(text)
-        answers: dict[str, DemoAnswer] = {}
-        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
-            for name, formula in plan.estimands.items():
-                answer = ask(store, holding(store, study, 1), formula, term="sbp/10")
-                answers[name] = DemoAnswer(
-                    title=f"{plan.title}: {name}",
-                    question=formula,
-                    term="sbp/10",
-                    arms={
-                        "released through the flow": answer.result,
-                        REAL: pooled_real(stage.tables, plan, formula, "sbp/10"),
-                    },
-                    epsilon={source.site: source.price for source in answer.sources},
-                    posture={source.site: source.posture for source in answer.sources},
-                )
-        return answers
+        real = partial(pooled_real, stage.tables, term="sbp/10")
+        return beside_real(stage, real, label="released through the flow", term="sbp/10")
 
     @property
     def note(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import REAL, DemoAnswer, Play
+from coordinator.demo.play import DemoAnswer, Play, beside_real, in_files
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -41,13 +41,11 @@ class NetworkPlay(Play):
                 "scale must leave enough persons to hold half of them out", given=f"{self.options.scale}"
             )
         sites = 3 if self.options.sites is None else self.options.sites
-        folder.mkdir(parents=True, exist_ok=True)
-        out: dict[str, Path] = {}
-        for name, (nodes, edges) in contact_networks(np.random.default_rng(self.options.seed), sites, n).items():
-            out[name] = folder / f"{name}.csv"
-            nodes.to_csv(out[name], index=False)
-            edges.to_csv(_edges(out[name]), index=False)
-        return out
+        made = contact_networks(np.random.default_rng(self.options.seed), sites, n)
+        files = in_files(folder, {name: nodes for name, (nodes, _) in made.items()})
+        for name, (_, edges) in made.items():
+            edges.to_csv(_edges(files[name]), index=False)
+        return files
 
     def add_data(self, stage: DemoStage, site: str, study: str) -> None:
         """A hospital names its node table and its edge list."""
@@ -56,28 +54,7 @@ class NetworkPlay(Play):
 
     def answers(self, stage: DemoStage) -> dict[str, DemoAnswer]:
         """Every planned question, pooled from the releases and from the real networks."""
-        from coordinator.answers.queries import ask
-        from coordinator.answers.release_selection import holding
-        from coordinator.config import CoordinatorConfig
-        from coordinator.store.store import Store
-        from shared.plans.plan import StudyPlan
-
-        [(study, text)] = stage.plans.items()
-        plan = StudyPlan.from_toml(text)
-        found: dict[str, DemoAnswer] = {}
-        with closing(Store.open(stage.hub, CoordinatorConfig.load(stage.hub).store)) as store:
-            for name, formula in plan.estimands.items():
-                answer = ask(store, holding(store, study, 1), formula)
-                sources = {source.site: source for source in answer.sources}
-                found[name] = DemoAnswer(
-                    title=f"{plan.title}: {name}",
-                    question=formula,
-                    term=answer.term,
-                    arms={plan.release.title: answer.result, REAL: _real(stage.tables, plan, formula)},
-                    epsilon={site: source.price for site, source in sources.items()},
-                    posture={site: source.posture for site, source in sources.items()},
-                )
-        return found
+        return beside_real(stage, partial(_real, stage.tables))
 
     def unit(self, answer: DemoAnswer) -> str:
         """Label of the axis."""

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shared.errors import ParameterError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from coordinator.answers.queries import PooledAnswer
     from coordinator.demo.stage import DemoStage
     from coordinator.pooling.pool import PooledResult
@@ -33,6 +35,8 @@ __all__ = [
     "Play",
     "SideBySide",
     "around",
+    "beside_real",
+    "in_files",
     "pooled_real",
     "setting",
 ]
@@ -271,6 +275,43 @@ def answer_of(hub: Path, study: str, formula: str, term: str) -> PooledAnswer:
 
     with closing(Store.open(hub, CoordinatorConfig.load(hub).store)) as store:
         return ask(store, holding(store, study, 1), formula, term=term)
+
+
+def beside_real(
+    stage: DemoStage, real: Callable[[StudyPlan, str], PooledResult], *, label: str = "", term: str = ""
+) -> dict[str, DemoAnswer]:
+    """Every planned question of a study of one plan, pooled from the releases and from the real records.
+
+    Args:
+        real: pools the real records, given the plan and a formula.
+        label: of the releases' arm; the title of the release where left out.
+        term: what is pooled of a question; its first term where left out.
+    """
+    from shared.plans.plan import StudyPlan
+
+    [(study, text)] = stage.plans.items()
+    plan = StudyPlan.from_toml(text)
+    found: dict[str, DemoAnswer] = {}
+    for name, formula in plan.estimands.items():
+        answer = answer_of(stage.hub, study, formula, term)
+        found[name] = DemoAnswer(
+            title=f"{plan.title}: {name}",
+            question=formula,
+            term=answer.term,
+            arms={label or plan.release.title: answer.result, REAL: real(plan, formula)},
+            epsilon={source.site: source.price for source in answer.sources},
+            posture={source.site: source.posture for source in answer.sources},
+        )
+    return found
+
+
+def in_files(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Path]:
+    """Tables by name, each written as a CSV file below `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / f"{name}.csv" for name in tables}
+    for name, path in files.items():
+        tables[name].to_csv(path, index=False)
+    return files
 
 
 def pooled_real(tables: Mapping[str, Path], plan: StudyPlan, formula: str, term: str) -> PooledResult:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coordinator.demo.play import DemoAnswer, SideBySide, around
+from coordinator.demo.play import DemoAnswer, SideBySide, around, in_files
 
 if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
@@ -35,12 +35,7 @@ class Registries(SideBySide):
         from shared.simulated import registries
 
         made = registries(np.random.default_rng(self.options.seed), scale=self.options.scale)
-        folder.mkdir(parents=True, exist_ok=True)
-        out: dict[str, Path] = {}
-        for name in list(made)[: self.options.sites]:
-            out[name] = folder / f"{name}.csv"
-            made[name].to_csv(out[name], index=False)
-        return out
+        return in_files(folder, dict(list(made.items())[: self.options.sites]))
 
     def plans(self, today: dt.date) -> dict[str, str]:
         """The shipped plan of tables, and the same with the slicing mechanism: a plan has one mechanism."""
