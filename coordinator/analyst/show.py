@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from coordinator.figures.style import check_file
-from shared.errors import ParameterError, meant
+from shared.errors import ParameterError
 from shared.privacy.stated import raised
 from shared.terminal import number, p_shown, table, write_table
 
@@ -123,11 +123,9 @@ def draw(result: PooledResult, kind: str, content: FigureContent, *, path: Path 
     if content.group is not None or content.favours is not None or sort:
         raise ParameterError("subgroups, favours and an order must be of another figure", given=repr(kind))
     from coordinator.figures import companions as companion_figures
+    from coordinator.pooling.rows import require_known
 
-    if kind not in companion_figures.KINDS:
-        known = ("forest", *companion_figures.KINDS)
-        step = meant(kind, known)
-        raise ParameterError(f"the figure must be one of {', '.join(known)}", given=repr(kind), next_step=step)
+    require_known(kind, ("forest", *companion_figures.KINDS), "the figure")
     options: dict[str, Any] = {"contours": content.contours, "moderator": content.moderator}
     companion_figures.draw(kind, result, **words, **options)
 

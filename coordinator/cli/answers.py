@@ -24,7 +24,7 @@ from coordinator.analyst.table_one import By, Columns, TableOut
 from coordinator.cli.options import DryRun, Study, app, require_study, today, verb
 from coordinator.figures.options import FigureOptions
 from coordinator.figures.style import check_file
-from shared.errors import ParameterError, StateRefusal, meant
+from shared.errors import ParameterError, StateRefusal
 from shared.privacy.stated import shown_price
 from shared.releases.synthetic import DrawNumber, Draws, Out, Rows, run_synthesis
 from shared.terminal import VerbAnswer, plain, table, write_table
@@ -221,12 +221,11 @@ def figure(
     """Draw the forest plot of a pooled answer, one of the figures beside it, survival curves, or the budget."""
     from coordinator.analyst.show import check_figure
     from coordinator.figures.companions import KINDS
+    from coordinator.pooling.rows import require_known
 
     check_figure(out, drawn.kind)
     kinds = ("forest", *KINDS, "waves", "monitoring", "km", "dose-response", "budget")
-    if drawn.kind not in kinds:
-        step = meant(drawn.kind, kinds)
-        raise ParameterError(f"the figure must be one of {', '.join(kinds)}", given=repr(drawn.kind), next_step=step)
+    require_known(drawn.kind, kinds, "the figure")
     if (drawn.subgroup or drawn.favours) and drawn.kind != "forest":
         raise ParameterError("subgroups and favours must be of a forest plot", given=repr(drawn.kind))
     make = {"budget": _budget_figure, "km": _curves_figure}.get(drawn.kind, _answer_figure)

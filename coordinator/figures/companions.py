@@ -30,7 +30,8 @@ from coordinator.figures.wording import View, model_name, p_words, signed, signi
 from coordinator.pooling.diagnostics import Influence, TrimFill, baujat, influence, trim_and_fill
 from coordinator.pooling.further.refits import cumulative, leave_one_out
 from coordinator.pooling.pool import PooledResult
-from shared.errors import EstimateRefusal, ParameterError, machine_failures, meant
+from coordinator.pooling.rows import require_known
+from shared.errors import EstimateRefusal, ParameterError, machine_failures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +63,7 @@ def draw(
         moderator: of a bubble plot, its name and label -> value.
     Raises: ParameterError: another kind or suffix, or a bubble plot of nothing; EstimateRefusal: too few sites for it.
     """
+    require_known(kind, KINDS, "the figure")
     options: dict[str, Any] = {"title": title, "note": note, "path": path}
     if kind in ("leave-one-out", "cumulative"):
         return refits(result, kind, ratio=ratio, **options)  # type: ignore[arg-type]
@@ -74,10 +76,7 @@ def draw(
         return bubble(result, moderator[0], moderator[1], ratio=ratio, **options)
     if kind == "baujat":
         return baujat_plot(result, **options)
-    if kind == "influence":
-        return influence_panel(result, **options)
-    step = meant(kind, KINDS)
-    raise ParameterError(f"the figure must be one of {', '.join(KINDS)}", given=repr(kind), next_step=step)
+    return influence_panel(result, **options)
 
 
 def refits(

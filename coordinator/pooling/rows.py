@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -26,6 +26,7 @@ __all__ = [
     "nothing_left",
     "ordinary",
     "reason_out",
+    "require_known",
     "unlike",
     "usable",
 ]
@@ -74,11 +75,16 @@ class Excluded:
 
 def check(method: str, test: str, level: float) -> None:
     """Refuse an unknown method or test, or a level outside [0.5, 1), with a ParameterError."""
-    for name, given, known in (("method", method, get_args(Method)), ("test", test, get_args(Test))):
-        if given not in known:
-            step = meant(given, known)
-            raise ParameterError(f"{name} must be one of {', '.join(known)}", given=repr(given), next_step=step)
+    require_known(method, get_args(Method), "method")
+    require_known(test, get_args(Test), "test")
     check_level(level)
+
+
+def require_known(given: str, known: Collection[str], what: str) -> None:
+    """Refuse a name that is none of these, with the nearest of them. Raises: ParameterError."""
+    if given not in known:
+        must = f"{what} must be one of {', '.join(known)}"
+        raise ParameterError(must, given=repr(given), next_step=meant(given, known))
 
 
 def check_level(level: float) -> None:

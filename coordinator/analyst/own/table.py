@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shared.errors import DataFileRefusal, ParameterError, meant, require
+from shared.errors import DataFileRefusal, ParameterError, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,6 +137,7 @@ class OwnTable:
     def pooled(self, *, method: Any, test: Any, level: float) -> PooledResult:
         """The rows pooled, under their scale and the name of their effect. Raises: ParameterError, DataFileRefusal."""
         from coordinator.pooling.pool import pool
+        from coordinator.pooling.rows import require_known
 
         given = read_table(self.file)
         names = self.names(given)
@@ -144,10 +145,7 @@ class OwnTable:
         if self.cells:
             from coordinator.pooling.further.two_by_two import effect_sizes
 
-            if self.measure not in _MEASURES:
-                step = meant(self.measure, _MEASURES)
-                must = f"measure must be one of {', '.join(_MEASURES)}"
-                raise ParameterError(must, given=repr(self.measure), next_step=step)
+            require_known(self.measure, _MEASURES, "measure")
             tables = counts(given, self.cells, names)
             sizes = effect_sizes(tables, self.measure)  # type: ignore[arg-type]
             found = pool(sizes.yi, sizes.vi, method=method, test=test, level=level, labels=names)

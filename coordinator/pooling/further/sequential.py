@@ -22,7 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special
 
 from coordinator.pooling.pool import PooledResult
-from shared.errors import EstimateRefusal, ParameterError, meant
+from coordinator.pooling.rows import require_known
+from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = ["SPENDING", "Look", "Monitored", "Spending", "boundaries", "monitored", "require_spending", "spent"]
 
@@ -38,9 +39,7 @@ _FAR = 8.5  # beyond it, no normal probability counts
 
 def require_spending(spending: str) -> None:
     """Raises: ParameterError: not one of `SPENDING`."""
-    if spending not in SPENDING:
-        must = f"spending must be one of {', '.join(SPENDING)}"
-        raise ParameterError(must, given=repr(spending), next_step=meant(spending, SPENDING))
+    require_known(spending, SPENDING, "spending")
 
 
 def spent(t: ArrayLike, alpha: float, spending: Spending) -> Array:

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling.rows import Excluded, Interval, check_level
-from shared.errors import EstimateRefusal, ParameterError, meant
+from coordinator.pooling.rows import Excluded, Interval, check_level, require_known
+from shared.errors import EstimateRefusal, ParameterError
 
 __all__ = ["CountsResult", "EffectSizes", "Measure", "TwoByTwoTables", "effect_sizes", "mantel_haenszel", "peto"]
 
@@ -99,8 +99,8 @@ def effect_sizes(
     >>> found.yi.round(3).tolist(), found.rule
     ([-2.049, -0.703], '0.5 added to each cell of 1 table with a zero')
     """
-    _known(measure, get_args(Measure), "measure")
-    _known(to, get_args(Rule), "to")
+    require_known(measure, get_args(Measure), "measure")
+    require_known(to, get_args(Rule), "to")
     if not (math.isfinite(add) and add >= 0):
         raise ParameterError("add must not be negative", given=f"{add}")
     cells = np.stack(tables.cells)
@@ -188,7 +188,7 @@ def mantel_haenszel(
     >>> round(result.beta, 3), round(result.se, 3)
     (-1.422, 0.36)
     """
-    _known(measure, ("OR", "RR", "RD"), "measure")
+    require_known(measure, ("OR", "RR", "RD"), "measure")
     check_level(level)
     empty = _double_zero(tables)
     keep = ~empty if measure != "RD" else np.ones_like(empty)
@@ -350,10 +350,3 @@ def _double_zero(tables: TwoByTwoTables) -> NDArray[np.bool_]:
 
 def _log_ratio(top: float, bottom: float) -> float:
     return math.log(top / bottom) if top > 0 and bottom > 0 else math.nan
-
-
-def _known(value: str, allowed: Sequence[str], name: str) -> None:
-    if value not in allowed:
-        raise ParameterError(
-            f"{name} must be one of {', '.join(allowed)}", given=repr(value), next_step=meant(value, allowed)
-        )
