@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shared.base.keys import SigningKey
 
+Archive = Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)]
 As = Annotated[str, typer.Option("--as", metavar="LEAD", help="Who opens it: who led when it was made.")]
 KeyFile = Annotated[
     Path | None, typer.Option("--key", help="That lead's key file, where the one that goes along is not to be used.")
@@ -97,7 +98,7 @@ def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
 @verb(app, rich_help_panel="Set up")
 def restore(
     context: typer.Context,
-    archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
+    archive: Archive,
     name: As,
     key: KeyFile = None,
     replace: Annotated[bool, typer.Option("--replace", help="Put what is in the home folder aside.")] = False,
@@ -152,12 +153,7 @@ def restore(
 
 
 @verb(app, rich_help_panel="Set up")
-def drill(
-    context: typer.Context,
-    archive: Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)],
-    name: As,
-    key: KeyFile = None,
-) -> VerbAnswer:
+def drill(context: typer.Context, archive: Archive, name: As, key: KeyFile = None) -> VerbAnswer:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from coordinator.services.backup import drill as tried
     from shared.terminal import checklist

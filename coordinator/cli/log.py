@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import DateRead, DryRun, Json, Site, labelled, log_app, open_store, today, verb
+from coordinator.cli.options import DateRead, DryRun, Json, Site, Study, labelled, log_app, open_store, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal, StateRefusal
 from shared.terminal import VerbAnswer, emit
@@ -15,7 +15,7 @@ from shared.terminal import VerbAnswer, emit
 if TYPE_CHECKING:
     from coordinator.store.store import Store
 
-from coordinator.cli.releases import one_release
+from coordinator.cli.releases import ReleaseId, one_release
 
 __all__ = ["log", "log_head", "log_list", "log_proof", "log_restored", "log_verify"]
 
@@ -140,9 +140,7 @@ def log_restored(
 
 
 @verb(log_app, "proof")
-def log_proof(
-    store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
-) -> VerbAnswer:
+def log_proof(store: Store, release: ReleaseId) -> VerbAnswer:
     """Prove that one release stands in the log, in a form that anyone can verify (RFC 9162)."""
     from shared.base.merkle.tree import leaf_hash, verify_inclusion
 
@@ -179,7 +177,7 @@ def log_list(
     config: CoordinatorConfig,
     store: Store,
     site: Site,
-    study: Annotated[str, typer.Argument(help="The study.")],
+    study: Study,
     out: Annotated[Path, typer.Option("--out", dir_okay=False, help="A new file for the signed list.")],
     dry_run: DryRun = False,
 ) -> VerbAnswer:

@@ -9,7 +9,9 @@ import typer
 
 from coordinator.cli.options import (
     DryRun,
+    Keys,
     Site,
+    Study,
     analyst_app,
     app,
     labelled,
@@ -53,8 +55,8 @@ __all__ = [
     "ungrant",
 ]
 
+Fingerprint = Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")]
 InStudy = Annotated[str, typer.Option("--study", help="The study.")]
-Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
 Lead = Annotated[str, typer.Argument(help="Name of the lead.")]
 
 
@@ -184,11 +186,7 @@ def grants(config: CoordinatorConfig, store: Store) -> VerbAnswer:
 
 @verb(app, rich_help_panel="Sites")
 def rekey(
-    config: CoordinatorConfig,
-    store: Store,
-    site: Site,
-    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
-    dry_run: DryRun = False,
+    config: CoordinatorConfig, store: Store, site: Site, fingerprint: Fingerprint, dry_run: DryRun = False
 ) -> VerbAnswer:
     """Put a new key of a site in force whose old one is lost, by the fingerprint that its steward read out."""
     from coordinator.services.membership import Members
@@ -379,11 +377,7 @@ def lead_retire(
 
 @verb(plan_app, "cosign")
 def plan_cosign(
-    config: CoordinatorConfig,
-    store: Store,
-    study: Annotated[str, typer.Argument(help="The study.")],
-    key: Keys = None,
-    dry_run: DryRun = False,
+    config: CoordinatorConfig, store: Store, study: Study, key: Keys = None, dry_run: DryRun = False
 ) -> VerbAnswer:
     """Add leads' signatures to a study's newest plan: the same plan, which sites need not approve anew."""
     stored = store.plan(study)

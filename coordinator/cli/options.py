@@ -29,6 +29,7 @@ __all__ = [
     "DateRead",
     "DryRun",
     "Json",
+    "Keys",
     "PlanFile",
     "Site",
     "Study",
@@ -90,6 +91,7 @@ DateRead = Annotated[
 PlanFile = Annotated[Path, typer.Argument(help="The study plan, a TOML file.")]
 Site = Annotated[str, typer.Argument(help="The site's name.")]
 Study = Annotated[str, typer.Argument(help="The study.")]
+Keys = Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")]
 
 
 @app.callback()

@@ -12,7 +12,9 @@ import typer
 
 from coordinator.cli.options import (
     DryRun,
+    Keys,
     PlanFile,
+    Study,
     app,
     labelled,
     lead_key,
@@ -281,11 +283,7 @@ def _signing(context: typer.Context, file: Path) -> tuple[list[ChecklistLine], s
 
 @verb(plan_app, "sign")
 def plan_sign(
-    config: CoordinatorConfig,
-    store: Store,
-    file: PlanFile,
-    key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
-    dry_run: DryRun = False,
+    config: CoordinatorConfig, store: Store, file: PlanFile, key: Keys = None, dry_run: DryRun = False
 ) -> VerbAnswer:
     """Sign a plan with the lead's key and publish it to the sites; they act on it once their stewards approve."""
     from coordinator.planning.review import changes, review
@@ -351,7 +349,7 @@ def plan_sign(
 @verb(plan_app, "amend")
 def plan_amend(
     store: Store,
-    study: Annotated[str, typer.Argument(help="The study.")],
+    study: Study,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; STUDY-vN.toml if left out.")] = None,
     dry_run: DryRun = False,
 ) -> VerbAnswer:
@@ -383,7 +381,7 @@ def write_draft(text: str, path: Path, *, dry_run: bool) -> Path:
 @verb(plan_app, "show")
 def plan_show(
     store: Store,
-    study: Annotated[str, typer.Argument(help="The study.")],
+    study: Study,
     version: Annotated[int | None, typer.Option("--version", help="Which version; the last if left out.")] = None,
 ) -> VerbAnswer:
     """Show a signed plan: what leaves the sites, how often, to whom, at which price, what is not covered."""
@@ -491,9 +489,9 @@ def _wave_rows(price: PlanCost) -> list[list[Any]]:
 def plan_retire(
     config: CoordinatorConfig,
     store: Store,
-    study: Annotated[str, typer.Argument(help="The study.")],
+    study: Study,
     reason: Annotated[str, typer.Option("--reason", help="A line for everybody who reads the log.")],
-    key: Annotated[list[str] | None, typer.Option("--key", help="Name of a lead's key; repeat for several.")] = None,
+    key: Keys = None,
     dry_run: DryRun = False,
 ) -> VerbAnswer:
     """End a study, by the leads' signatures: nothing more is made or taken of it. What it has stays until its day."""
@@ -536,12 +534,7 @@ def plan_retire(
 
 
 @verb(plan_app, "delete")
-def plan_delete(
-    config: CoordinatorConfig,
-    store: Store,
-    study: Annotated[str, typer.Argument(help="The study.")],
-    dry_run: DryRun = False,
-) -> VerbAnswer:
+def plan_delete(config: CoordinatorConfig, store: Store, study: Study, dry_run: DryRun = False) -> VerbAnswer:
     """Delete what a study has, once its retention is over, and show the proof: the log's entry, under a signed head."""
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks

@@ -44,6 +44,8 @@ __all__ = [
     "wave_status",
 ]
 
+ReleaseId = Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
+
 
 @verb(app, rich_help_panel="Releases")
 def releases(
@@ -75,9 +77,7 @@ def releases(
 
 
 @verb(release_app, "show")
-def release_show(
-    store: Store, release: Annotated[str, typer.Argument(help="The release's id, or its first digits.")]
-) -> VerbAnswer:
+def release_show(store: Store, release: ReleaseId) -> VerbAnswer:
     """Show one accepted release: its receipt in words."""
     from shared.privacy import accountant as privacy
     from shared.privacy.composition import least_total

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.membership import Keys, signing_keys
-from coordinator.cli.options import DryRun, Json, Site, app, ca_app, labelled, open_store, show_facts, today, verb
+from coordinator.cli.membership import Fingerprint, signing_keys
+from coordinator.cli.options import DryRun, Json, Keys, Site, app, ca_app, labelled, open_store, show_facts, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.errors import DataFileRefusal, ParameterError, StateRefusal
 from shared.terminal import VerbAnswer, emit
@@ -161,7 +161,7 @@ def renew_late(
     store: Store,
     site: Site,
     request: Annotated[Path, typer.Option("--request", help="The file that the site sent.", dir_okay=False)],
-    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
+    fingerprint: Fingerprint,
     out: Annotated[Path, typer.Option("--out", help="File to write for the site. It holds no secret.")],
     dry_run: DryRun = False,
 ) -> VerbAnswer:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from coordinator.cli.membership import Fingerprint
 from coordinator.cli.options import DryRun, Site, app, labelled, require_still_open, today, verb
 from coordinator.config import CoordinatorConfig
 from shared.base.clock import utc_now
@@ -203,12 +204,7 @@ def _waits(site: str) -> tuple[Part, ...]:
 
 
 @verb(app, rich_help_panel="Sites")
-def accept(
-    store: Store,
-    site: Site,
-    fingerprint: Annotated[str, typer.Option("--fingerprint", help="What the site's steward read to you.")],
-    dry_run: DryRun = False,
-) -> VerbAnswer:
+def accept(store: Store, site: Site, fingerprint: Fingerprint, dry_run: DryRun = False) -> VerbAnswer:
     """Let a site in, if the fingerprint its steward read out is that of the key that asked."""
     if dry_run:
         enrolment = _enrolment(store, site)
