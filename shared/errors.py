@@ -9,7 +9,7 @@ wire and stands in the operator's manual), the person who can fix it, and the ex
     │                             E_PLAN_CHANGED  E_PLAN_ROLLBACK  E_PLAN_EXPIRED  E_ROLE  E_UNKNOWN_EVENT
     ├── BudgetRefusal        11   E_BUDGET  E_ROUNDS
     ├── ApprovalRefusal      12   E_NOT_APPROVED
-    ├── NetworkRefusal       20   E_NETWORK  E_RATE
+    ├── NetworkRefusal       20   E_NETWORK  E_RATE  E_STORE_AWAY (a StorageRefusal too)
     ├── CertificateRefusal   21   E_CERT  E_TOKEN  E_ACCESS
     ├── IntegrityRefusal     30   E_INTEGRITY  E_SIGNATURE  E_REPLAY  E_LEDGER  E_LOCKED  E_STORAGE  E_TOO_LARGE
     │                             E_RECEIPT  E_SCHEMA  E_PASSPHRASE
@@ -69,6 +69,11 @@ class Refusal(Exception):
         self.must, self.given, self.next_step = must, given, next_step
         text = f"{must}, got {given}." if given else must.rstrip(".") + "."
         super().__init__(f"{text} {next_step}".strip())
+
+    @property
+    def outside(self) -> Refusal:
+        """The refusal as the other side hears it; itself, unless it names what is this side's own."""
+        return self
 
 
 class UsageRefusal(Refusal):
@@ -303,6 +308,22 @@ class StorageRefusal(IntegrityRefusal):
 
     code, fixer = "E_STORAGE", "hospital IT"
     meaning = "The disk is full, read-only, or failed; or memory is."
+
+
+class StoreAway(NetworkRefusal, StorageRefusal):
+    """The coordinator answers, and its database does not: asked again later, it will; nothing is wrong with the way."""
+
+    code, fixer = "E_STORE_AWAY", "whoever runs the coordinator"
+    meaning = "The coordinator answers, but its database does not."
+    place: str = ""
+    """Where the database is; said to the coordinator's own people only."""
+
+    @property
+    def outside(self) -> StoreAway:
+        """The refusal as sites and analysts hear it, without the place."""
+        if not self.place:
+            return self
+        return StoreAway("the coordinator's database must answer", given="no connection to it")
 
 
 class TooLarge(IntegrityRefusal):

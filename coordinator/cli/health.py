@@ -10,7 +10,7 @@ import typer
 
 from coordinator.cli.options import DryRun, Json, app, clock_app, lead_keys, open_store, today, verb
 from coordinator.config import CoordinatorConfig
-from shared.errors import ParameterError
+from shared.errors import ParameterError, StoreAway
 from shared.terminal import VerbAnswer, checklist, emit, table
 
 if TYPE_CHECKING:
@@ -22,12 +22,17 @@ __all__ = ["clock", "clock_confirm", "clock_repair", "doctor", "ig_pack"]
 
 
 @verb(app, rich_help_panel="Set up")
-def doctor(config: CoordinatorConfig, store: Store) -> VerbAnswer:
+def doctor(config: CoordinatorConfig) -> VerbAnswer:
     """Look at everything that could stop the service: each line is green, or says how to mend it."""
     from coordinator.services.authority import Authority
-    from coordinator.services.health import diagnose
+    from coordinator.services.health import diagnose, without_store
 
-    found, code = diagnose(config, Authority.load(config.home), store)
+    authority = Authority.load(config.home)
+    try:
+        with open_store(config, reads=True) as store:
+            found, code = diagnose(config, authority, store)
+    except StoreAway as refusal:
+        found, code = without_store(config, authority, refusal)
     return VerbAnswer({"checks": found, "exit_code": code}, lambda out: checklist(out, found), code=code)
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from coordinator.store.schema.homes import claim, lies_in
 from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE
-from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal
+from shared.errors import CertificateRefusal, IntegrityRefusal, Refusal, StorageRefusal, StoreAway
 from shared.terminal import ChecklistLine
 from shared.wire.certificates import SITE_DAYS
 
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from coordinator.store.store import RegisteredSite, Store
     from shared.plans.plan import StudyPlan
 
-__all__ = ["alarms", "authority_line", "diagnose", "misdated", "plan_lines", "repair", "require_home", "require_whole"]
+__all__ = [
+    "alarms",
+    "authority_line",
+    "diagnose",
+    "misdated",
+    "plan_lines",
+    "repair",
+    "require_home",
+    "require_whole",
+    "without_store",
+]
 
 TOO_LITTLE_SPACE = 1 << 30
 FULL = 0.8
@@ -58,6 +68,23 @@ def diagnose(config: CoordinatorConfig, authority: Authority, store: Store) -> t
     look("disk", lambda: _disk(config))
     look("bundles", lambda: _bundles(store))
     look("quotas", lambda: _quotas(config, store))
+    return found, code
+
+
+def without_store(
+    config: CoordinatorConfig, authority: Authority, refusal: StoreAway
+) -> tuple[list[ChecklistLine], int]:
+    """What can be looked at while the database is away, after the red line that says so.
+
+    Returns: as of `diagnose`.
+    """
+    code = refusal.exit_code
+    found = [ChecklistLine.of("database", refusal), authority_line(authority, authority.now())]
+    for name, work in (("keys at rest", _keys_at_rest), ("disk", _disk)):
+        try:
+            found += [ChecklistLine(name=name, state=state, detail=said, fix=fix) for state, said, fix in work(config)]
+        except Refusal as other:
+            found.append(ChecklistLine.of(name, other))
     return found, code
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import logging
+import math
 import secrets
 import threading
 import time
@@ -24,14 +26,16 @@ from coordinator.store.schema.homes import require_own
 from coordinator.store.schema.revisions import HEAD, brought_up, revision_of
 from shared.base.canonical import canonical_json
 from shared.base.merkle.tree import MerkleTree, append, leaf_hash, peaks_root
-from shared.errors import Refusal, StateRefusal, StorageRefusal
+from shared.errors import Refusal, StateRefusal, StorageRefusal, StoreAway
 
 __all__ = ["BRIEFLY", "Database", "Reader", "Writer", "append_entry", "log_size", "opened", "storage_refusal"]
 
 T = TypeVar("T")
+_log = logging.getLogger("tributary.store")
 
 LONGEST_WAIT = 30.0  # seconds for which a transaction waits for another's lock
-RESTART = 20.0  # seconds for which a database server may be away before a caller is told
+RESTART = 20.0  # seconds for which a database server may be away before whoever calls is refused
+CONNECTING = 10.0  # seconds for which one connection to a database server is tried: it may be one that says nothing
 BRIEFLY = 4.0  # the same where a person waits at a command that only reads
 ONE_WRITER = "SELECT pg_advisory_xact_lock(7236288)"
 """Taken first by whatever writes to PostgreSQL, until its transaction ends: what it then reads, nobody changes.
@@ -49,6 +53,42 @@ class Reader(Protocol):
 
 
 Writer = Reader
+
+
+class _Absence:
+    """How long a database server has been away, as all of its callers together have found. Safe for many threads.
+
+    Args:
+        place: where the server is, for the log.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place, self._guard = place, threading.Lock()
+        self._since = self._seen = -math.inf
+        self.trying = threading.Lock()
+        """Held by whoever tries to connect to a server of which all know that it is away."""
+
+    def seconds(self, now: float) -> float:
+        """Seconds since the server went, of which a caller has found at `now` that it is away."""
+        with self._guard:
+            if now - self._seen > RESTART + LONGEST_WAIT:  # nobody has asked meanwhile: it may have been there
+                self._since = now
+                if _log.hasHandlers():  # of a command the refusal says it
+                    _log.error("the database does not answer: no connection to %s", self._place)
+            self._seen = now
+            return now - self._since
+
+    def lasts(self, now: float) -> bool:
+        """True if it is known that the server is away, and not for a restart only."""
+        return self._seen - self._since > RESTART and now - self._seen <= RESTART + LONGEST_WAIT
+
+    def ended(self) -> None:
+        """The server has answered."""
+        if self._seen > -math.inf:
+            with self._guard:
+                if self._seen > -math.inf and _log.hasHandlers():
+                    _log.warning("the database answers again, after %.0f seconds", self._seen - self._since)
+                self._since = self._seen = -math.inf
 
 
 class Database:
@@ -78,6 +118,7 @@ class Database:
         self._writer, self._number = secrets.token_hex(16), 0
         self._nodes, self._growing = MerkleTree(), threading.Lock()
         self._held = threading.local()
+        self._absence = _Absence(_place(parsed))
         self.shared = parsed.get_backend_name() == "postgresql"
         self._engine = opened(url, LONGEST_WAIT if patience is None else patience)
 
@@ -134,15 +175,20 @@ class Database:
         return self._read(work, RESTART)
 
     def _read(self, work: Callable[[sa.Connection], T], patience: float) -> T:
-        """`read` on a connection of its own, again for so many seconds while the server is away."""
-        until = time.monotonic() + patience
+        """`read` on a connection of its own, again until the server has been away for so many seconds.
+
+        Counted from when the server went, not from this call: of an outage that lasts, whoever asks later is refused
+        at once, and waits in no queue behind others that wait.
+        """
         one_moment = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.shared else {}
         while True:
             try:
-                with self._engine.connect().execution_options(**one_moment) as connection, self._holding(connection):
-                    return work(connection)
+                with self._connected().execution_options(**one_moment) as connection, self._holding(connection):
+                    done = work(connection)
+                self._absence.ended()
+                return done
             except DBAPIError as error:
-                if not _away(error) or time.monotonic() > until:
+                if not _away(error) or self._absence.seconds(time.monotonic()) > patience:
                     raise storage_refusal(error, self._engine.url) from None
                 time.sleep(0.2)
 
@@ -161,10 +207,11 @@ class Database:
             self._number += 1
             for attempt in itertools.count():
                 try:
-                    with self._engine.connect().execution_options(tributary_write=True) as connection:
+                    with self._connected().execution_options(tributary_write=True) as connection:
                         with connection.begin():
                             if self.shared:
                                 connection.exec_driver_sql(ONE_WRITER)  # a commit under way has ended now
+                                self._absence.ended()
                             if not (asked and self._noted(connection) == self._number):
                                 with self._holding(connection, writes=True):
                                     done = work(connection)
@@ -174,13 +221,29 @@ class Database:
                         return done
                 except (IntegrityError, OperationalError) as error:
                     full = "full" in str(error.orig) or "readonly" in str(error.orig)
-                    away, waited = _away(error), time.monotonic() - begun
+                    now = time.monotonic()
+                    away, waited = _away(error), now - begun
+                    waited = self._absence.seconds(now) if away else waited
                     if full or (waited > RESTART if away else attempt >= 19 or waited > LONGEST_WAIT):
                         raise storage_refusal(error, self._engine.url) from None
                     time.sleep(0.2 if away else 0.01 * attempt)
                 except DBAPIError as error:
                     raise storage_refusal(error) from None
         raise AssertionError("unreachable")
+
+    def _connected(self) -> sa.Connection:
+        """A connection; of a server that has been away for long, one caller at a time tries for one.
+
+        Raises: StoreAway, to the others, at once: a machine that says nothing would have each wait in turn.
+        """
+        if not self._absence.lasts(time.monotonic()):
+            return self._engine.connect()
+        if not self._absence.trying.acquire(blocking=False):
+            raise _gone(self._engine.url)
+        try:
+            return self._engine.connect()
+        finally:
+            self._absence.trying.release()
 
     @contextmanager
     def _holding(self, connection: sa.Connection, *, writes: bool = False) -> Iterator[None]:
@@ -291,7 +354,7 @@ def opened(url: str, patience: float = LONGEST_WAIT) -> sa.Engine:
             # As SQLite (`db.sqlite_connect`): nobody waits for ever, for a lock or for a server that has gone silent.
             most = int(1000 * LONGEST_WAIT)
             options["connect_args"] = {
-                "connect_timeout": int(patience),
+                "connect_timeout": int(min(patience, CONNECTING)),
                 "tcp_user_timeout": most,
                 "options": f"-c lock_timeout={most}",
             }
@@ -338,12 +401,7 @@ def storage_refusal(error: DBAPIError, url: sa.URL | None = None) -> StorageRefu
         url: of the database; of one at a server that gives no connection its place is said, and never a password.
     """
     if url is not None and url.get_backend_name() == "postgresql" and _away(error):
-        return StorageRefusal(
-            "the coordinator's database must be reached",
-            given=f"no connection to {_place(url)}",
-            next_step="See that its server runs, that its address and password are right, and that it has a free "
-            "connection; then try again.",
-        )
+        return _gone(url)
     if "malformed" in str(error.orig) or "not a database" in str(error.orig):
         return StorageRefusal(
             "the coordinator's database must be whole",
@@ -355,6 +413,18 @@ def storage_refusal(error: DBAPIError, url: sa.URL | None = None) -> StorageRefu
         given=type(error.orig).__name__,
         next_step="Check disk space and permissions of the coordinator's home folder.",
     )
+
+
+def _gone(url: sa.URL) -> StoreAway:
+    """The refusal of whoever needs a database whose server is away; its place is for the coordinator's own people."""
+    refusal = StoreAway(
+        "the coordinator's database must be reached",
+        given=f"no connection to {_place(url)}",
+        next_step="See that its server runs, that its address and password are right, and that it has a free "
+        "connection; then try again.",
+    )
+    refusal.place = _place(url)
+    return refusal
 
 
 def _place(url: sa.URL) -> str:

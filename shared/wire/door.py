@@ -39,6 +39,7 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")
 SPARED, EACH = 256, 3
 BACKLOG = 1024
 CLOSING = 5.0
+LOOKED_UP = 1.0  # seconds after which a connection is looked at again that could not be closed for our own slowness
 _log = logging.getLogger("tributary.transport")
 
 
@@ -136,6 +137,7 @@ class GuardedConnection(asyncio.Protocol):
         self.deciding = asyncio.Lock()  # held while it is looked up whether its certificate is let in
         self.refusal: Refusal | None = None  # of its certificate: no other call is looked up
         self.calls = 0
+        self.asking = 0  # calls of which it is looked up who makes them
         self.strikes = 0
         self.last = 0.0
 
@@ -245,6 +247,15 @@ class GuardedConnection(asyncio.Protocol):
             self.last = self._door.loop.time()
             if quiet and not self.calls:
                 self._quiet = self._door.loop.call_later(quiet, self._close, "no further call came whole")
+
+    @contextmanager
+    def looked_up(self) -> Iterator[None]:
+        """It is looked up who calls: that takes our own time, and the connection is not closed for it."""
+        self.asking += 1
+        try:
+            yield
+        finally:
+            self.asking -= 1
 
     def strike(self) -> None:
         """A call was refused or broken off before anything was done for it; too many in a row end the connection."""
@@ -430,6 +441,9 @@ class Door:
             self._unproved[connection] = self.loop.call_later(self.limits.proving, self._late, connection)
 
     def _late(self, connection: GuardedConnection) -> None:
+        if connection.asking:  # whoever calls must hear that the store is away, and not that the line is
+            self._unproved[connection] = self.loop.call_later(LOOKED_UP, self._late, connection)
+            return
         self.log_refusal("closed", connection.address, f"no call was let in within {self.limits.proving:g} seconds")
         connection.reset()
 

@@ -17,6 +17,7 @@ from shared.errors import (
     RateRefusal,
     Refusal,
     StorageRefusal,
+    StoreAway,
 )
 from shared.terminal import VerbAnswer
 from site_agent.cli.frame import As, Dry, app, screen, verb
@@ -187,6 +188,7 @@ def status(desk: Desk) -> VerbAnswer:
         "forgotten": account.forgotten if account.heard else None,
         "unallowed": account.unallowed,
         "refused": None if refused is None else refused.code,
+        "store_away": account.store_away,
         "studies": studies,
         "outbox": len(waiting),
         "reminders": account.reminders if account.heard else None,
@@ -220,6 +222,12 @@ def status(desk: Desk) -> VerbAnswer:
             screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
         if refused is not None:
             screens.note(out, f"The coordinator refuses this site ({refused.code}): {refused}")
+        elif account.store_away:
+            screens.note(
+                out,
+                "The coordinator answers, but its database does not: the line and the proxy are well. What is shown is "
+                "what this site knows; nothing is lost, and the agent asks again. Tell the study lead if it lasts.",
+            )
         elif joined and not account.heard:
             out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
@@ -355,13 +363,15 @@ class _Standing:
     """What the coordinator holds of this site, as it said now.
 
     Args:
-        heard: it answered. refused: why it takes no call of this site, where it does not.
+        heard: it answered. store_away: it answered, and its database did not.
+        refused: why it takes no call of this site, where it does not.
         reminders: of the study lead. differing: where this site's ledger says otherwise.
         forgotten: it has witnessed a head that this ledger lacks: an old copy.
         unallowed: fingerprint of the head after what is lacking was counted, until the lead has allowed it.
     """
 
     heard: bool = False
+    store_away: bool = False
     refused: Refusal | None = None
     reminders: tuple[dict[str, Any], ...] = ()
     differing: tuple[reconciliation.Discrepancy, ...] = ()
@@ -386,6 +396,8 @@ def _account(desk: Desk, studies: list[str]) -> _Standing:
                 said = replace(said, reminders=(*said.reminders, *found), differing=differing)
                 if answer.anchored is not None and not desk.ledger.holds_head(answer.anchored):
                     said = replace(said, forgotten=True, unallowed=desk.ledger.recovered(answer.anchored))
+    except StoreAway:
+        return replace(said, store_away=True)
     except Refusal:
         return said
     return replace(said, heard=True)

@@ -23,6 +23,7 @@ from shared.errors import (
     Refusal,
     RoleRefusal,
     StateRefusal,
+    StoreAway,
 )
 from shared.plans.federated import PREFIX
 from shared.plans.plan import StudyPlan
@@ -193,6 +194,9 @@ class AgentRound:
         except AwaitsCourier as refusal:  # the round goes on by what has been carried
             self.refused("", "waits for a courier", refusal)
             return self._studies()
+        except StoreAway as refusal:
+            self.refused("", "the coordinator's database is away", refusal)
+            return None
         except NetworkRefusal as refusal:
             self.refused("", "offline", refusal)
             return None

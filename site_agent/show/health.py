@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from shared.base import at_rest
 from shared.base.clock import CLOCK_VARIABLE, utc_now
 from shared.base.keys import require_private
-from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal
+from shared.errors import CertificateRefusal, NetworkRefusal, Refusal, StorageRefusal, StoreAway
 from shared.terminal import ChecklistLine
 from site_agent.decide.key_files import unattended
 from site_agent.ledger.files import require_settled
@@ -135,6 +135,8 @@ def _clock(desk: Desk, today: dt.date, contact: Contact) -> Finding:
     if offset is None:
         refusal = contact.clock
         why = "it does not answer" if refusal is None or refusal is contact.reach else refusal.must
+        if isinstance(refusal, StoreAway):
+            why = "its database does not answer"
         fix = "Compare it with another clock, and mend the line about the coordinator."
         return "warn", f"{shown}, compared with nobody's: {why}", fix
     if offset.state == "differ":
@@ -265,8 +267,8 @@ def _located(desk: Desk, refusal: Refusal) -> Refusal:
     from site_agent.identity import pinned
     from site_agent.show.network_path import walk
 
-    if not isinstance(refusal, (NetworkRefusal, CertificateRefusal)):
-        return refusal
+    if isinstance(refusal, StoreAway) or not isinstance(refusal, (NetworkRefusal, CertificateRefusal)):
+        return refusal  # the coordinator has answered: the way is free
     try:
         found = walk(desk.config.address, pinned(desk.config))
     except (Refusal, OSError):

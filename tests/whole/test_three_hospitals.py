@@ -37,7 +37,7 @@ HOSPITALS = ("north", "south", "east")
 WAVES = (1, 2, 3, 4)
 FRONT, HUB, STORE = "10.27.100.1", "10.27.8.2", "10.27.9.2"
 NODES = {"one": (8443, 9464), "two": (8444, 9465)}
-AGAIN = {"E_NETWORK", "E_CERT", "E_STORAGE"}  # asked again: a handshake that a dying node breaks off looks like E_CERT
+AGAIN = {"E_NETWORK", "E_CERT", "E_STORAGE", "E_STORE_AWAY"}  # asked again; a broken handshake looks like E_CERT
 LEAST = 40
 
 

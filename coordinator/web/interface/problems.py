@@ -16,6 +16,7 @@ _STATUS: tuple[tuple[type[Refusal], int], ...] = (
     (errors.RateRefusal, 429),
     (errors.UnknownMethod, 404),
     (errors.StateRefusal, 404),
+    (errors.StoreAway, 503),
     (errors.StorageRefusal, 507),
     (errors.CertificateRefusal, 403),
     (errors.PolicyRefusal, 403),
@@ -45,6 +46,7 @@ def problem(refusal: Refusal, status: int | None = None) -> dict[str, Any]:
     >>> found["status"], found["code"], found["must"], found["given"]
     (403, 'E_ROLE', 'the role must be lead', 'analyst')
     """
+    refusal = refusal.outside
     said = {"must": refusal.must, "given": refusal.given, "next_step": refusal.next_step, "detail": str(refusal)}
     return {
         "type": f"/v1/problems/{refusal.code}",

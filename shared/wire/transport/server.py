@@ -22,12 +22,10 @@ from shared.base.at_rest import clear_pem
 from shared.base.clock import utc_now
 from shared.errors import (
     CertificateRefusal,
-    IntegrityRefusal,
     NetworkRefusal,
     PolicyRefusal,
     Refusal,
     TooLarge,
-    UsageRefusal,
 )
 from shared.wire import messages as wire
 from shared.wire import protocol
@@ -77,12 +75,12 @@ def _status(refusal: Refusal) -> Any:
     if isinstance(refusal, errors.RoleRefusal):
         return grpc.StatusCode.PERMISSION_DENIED
     for kind, status in (
-        (UsageRefusal, grpc.StatusCode.FAILED_PRECONDITION),
+        (errors.UsageRefusal, grpc.StatusCode.FAILED_PRECONDITION),
         (PolicyRefusal, grpc.StatusCode.FAILED_PRECONDITION),
         (errors.ApprovalRefusal, grpc.StatusCode.FAILED_PRECONDITION),
         (NetworkRefusal, grpc.StatusCode.UNAVAILABLE),
         (CertificateRefusal, grpc.StatusCode.UNAUTHENTICATED),
-        (IntegrityRefusal, grpc.StatusCode.INVALID_ARGUMENT),
+        (errors.IntegrityRefusal, grpc.StatusCode.INVALID_ARGUMENT),
         (errors.DataRefusal, grpc.StatusCode.INVALID_ARGUMENT),
     ):
         if isinstance(refusal, kind):
@@ -289,7 +287,8 @@ class Server:
         turn: _Turn | None = None
         gone = threading.Event()
         try:
-            peer = await self._known(context, connection)
+            with connection.looked_up():
+                peer = await self._known(context, connection)
             await carried(context.send_initial_metadata(((PROTOCOL_KEY, protocol.SPOKEN.text),)))
             require_common(context.invocation_metadata(), protocol.SPOKEN)
             call = Call(peer=peer, left=gone.is_set)
@@ -327,11 +326,12 @@ class Server:
                 self._decided(call, name, code, begun)
             else:
                 self._log_refusal(connection, call, name, code, begun)
-                if not (isinstance(refusal, errors.RateRefusal) and connection.peer):
+                ours = isinstance(refusal, errors.StorageRefusal)  # our own trouble is no fault of the caller's
+                if not (ours or (isinstance(refusal, errors.RateRefusal) and connection.peer)):
                     connection.strike()
                 if isinstance(refusal, (CertificateRefusal, errors.TokenRefusal)):
                     self._loop.call_later(1.0, connection.reset)
-            context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal).encode()[:TEXT_CAP])))
+            context.set_trailing_metadata(((CODE_KEY, code), (TEXT_KEY, str(refusal.outside).encode()[:TEXT_CAP])))
             await carried(context.abort(_status(refusal), code))
 
     def _decided(self, call: Call | None, name: str, code: str, begun: float) -> None:

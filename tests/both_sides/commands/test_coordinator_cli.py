@@ -561,7 +561,7 @@ def test_a_command_that_only_reads_waits_a_few_seconds_for_a_database_that_is_aw
     if words[-1] == "cost":
         assert (code, answer["refusals"]) == (0, None)
     else:
-        assert answer["refused"]["code"] == "E_STORAGE"
+        assert answer["refused"]["code"] == "E_STORE_AWAY"
     said = json.dumps(answer)
     assert "no connection to PostgreSQL at 127.0.0.1:1, database heart" in said
     assert "geheim" not in said

@@ -145,6 +145,18 @@ def test_no_command_of_a_second_home_reads_or_changes_the_first_ones_database(tm
     assert said(capsys, hub, "wave", "close", "small", "1", "--reason", "test")[0] == 0
 
 
+def test_doctor_of_a_coordinator_whose_database_is_away_says_so_and_looks_at_the_rest(hub, capsys, monkeypatch):
+    pytest.importorskip("psycopg")
+    monkeypatch.setenv("TRIBUTARY_STORE", "postgresql+psycopg://hub:geheim@127.0.0.1:1/heart")
+    monkeypatch.setattr("coordinator.store.engine.BRIEFLY", 0.3)
+    code, answer = said(capsys, hub, "doctor")
+    (line,) = (one for one in answer["checks"] if one["name"] == "database")
+    assert (code, line["state"]) == (20, "fail")
+    assert "no connection to PostgreSQL at 127.0.0.1:1, database heart" in line["detail"]
+    assert {"authority", "keys at rest", "disk"} <= {one["name"] for one in answer["checks"]}
+    assert "geheim" not in json.dumps(answer)
+
+
 def test_a_new_home_claims_its_database_and_takes_none_that_another_fills(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TRIBUTARY_STORE", f"sqlite:///{tmp_path / 'shared.db'}")
     first, second = tmp_path / "first", tmp_path / "second"

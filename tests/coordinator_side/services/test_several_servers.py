@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import sqlalchemy as sa
@@ -19,8 +23,9 @@ from coordinator.store import engine
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.verify import verify_log
-from shared.errors import LockedRefusal, StorageRefusal
+from shared.errors import LockedRefusal, StorageRefusal, StoreAway
 from shared.wire.site_messages import Acceptance
+from shared.wire.transport import CallLimits
 
 __all__ = ["plan"]  # the fixture
 
@@ -123,6 +128,55 @@ def test_only_a_database_server_may_be_served_by_several(tmp_path, plan):
     with alone.serve(), pytest.raises(LockedRefusal, match="PostgreSQL"):
         started(alone.home)
     alone.store.close()
+
+
+def test_a_site_hears_that_the_database_is_away_also_where_the_door_closes_sooner_and_the_log_says_so(
+    hub, postgres, monkeypatch, caplog
+):
+    """The door gives a connection less time here than the store waits: the answer comes all the same, typed."""
+    monkeypatch.setattr(engine, "RESTART", 2.0)
+    ask = {"attempts": 1, "timeout": 30.0}
+    with hub.serve(limits=CallLimits(proving=1.0), health="127.0.0.1:0") as server:
+        port = server.monitor.port
+        postgres.stop()
+        try:
+            with hub.egress("north", **ask) as egress, pytest.raises(StoreAway) as told:
+                egress.held(hub.plan.study)
+            assert str(told.value) == "the coordinator's database must answer, got no connection to it."
+            assert (told.value.code, told.value.exit_code) == ("E_STORE_AWAY", 20)
+            assert told.value.next_step.startswith("Nothing is lost here")
+            begun = time.monotonic()
+            for site in SITES * 4:  # each is told at once: nobody waits behind the others
+                with hub.egress(site, **ask) as egress, pytest.raises(StoreAway):
+                    egress.held(hub.plan.study)
+            assert time.monotonic() - begun < 5.0
+            with hub.egress("north", **ask) as egress:
+                for _ in range(40):  # our own trouble counts against nobody, and closes no connection
+                    with pytest.raises(StoreAway):
+                        egress.held(hub.plan.study)
+            with pytest.raises(HTTPError) as unready:
+                urlopen(f"http://127.0.0.1:{port}/readyz")
+            assert json.loads(unready.value.read())["checks"]["store"] == "E_STORE_AWAY"
+        finally:
+            postgres.start()
+        with hub.egress("north", timeout=30.0) as egress:
+            assert egress.held(hub.plan.study).holdings == ()
+    lines = [one.getMessage() for one in caplog.records if one.name == "tributary.store"]
+    assert lines[0].startswith("the database does not answer: no connection to PostgreSQL at")
+    assert lines[-1].startswith("the database answers again, after")
+
+
+def test_of_an_outage_that_lasts_one_caller_at_a_time_tries_and_an_earlier_one_is_not_counted_on(monkeypatch):
+    gone = engine._Absence("PostgreSQL at hub")
+    assert not gone.lasts(0.0)
+    assert [gone.seconds(now) for now in (100.0, 110.0, 119.0)] == [0.0, 10.0, 19.0]
+    assert not gone.lasts(119.0)
+    assert gone.seconds(121.0) == 21.0
+    assert gone.lasts(122.0)
+    gone.ended()
+    assert not gone.lasts(122.0)
+    assert gone.seconds(123.0) == 0.0
+    assert gone.seconds(123.0 + engine.RESTART + engine.LONGEST_WAIT + 1) == 0.0, "nobody has asked for long"
 
 
 def test_a_database_that_stays_away_is_a_refusal_in_the_end(hub, postgres, monkeypatch):

@@ -31,6 +31,7 @@ from shared.errors import (
     SmallN,
     StateRefusal,
     TooLarge,
+    refusal_from_code,
 )
 from shared.mechanisms.latent_noise.plan import LatentNoisePlan
 from shared.plans.plan import Budget, Wave
@@ -614,6 +615,26 @@ def test_what_the_waves_cost_depends_on_what_they_do_with_returning_persons(plan
 
 
 # -- unattended ---------------------------------------------------------------------------------------------------
+def test_a_site_whose_coordinator_lacks_its_database_is_not_told_of_its_own_network(hospital, plan, table, monkeypatch):
+    at = hospital.joined().approved(plan).with_table(table)
+    monkeypatch.setattr("site_agent.show.network_path.walk", lambda *given: pytest.fail("the way was looked at"))
+
+    def away() -> None:
+        found = refusal_from_code("E_STORE_AWAY", "the coordinator's database must answer, got no connection to it.")
+        found.next_step = "Tell the study lead."
+        raise found
+
+    monkeypatch.setattr(at.hub, "_up", away)
+    doctor = " ".join(at("doctor", expect=20).split())
+    assert "✗ coordinator the coordinator's database must answer, got no connection to it." in doctor
+    assert "compared with nobody's: its database does not answer" in doctor
+    status = " ".join(at("status").split())
+    assert "The coordinator answers, but its database does not" in status
+    assert at.json("status")["store_away"] is True
+    assert "the coordinator's database is away" in at("run", "--once", expect=20)
+    assert not (at.home / "refused.jsonl").exists(), "it is no refusal of this site"
+
+
 def test_the_agent_makes_what_is_due_sends_what_is_approved_and_survives_the_coordinator(hospital, plan, table):
     at = hospital.joined().approved(several(plan, 2)).with_table(table)
     at.hub.down = True
