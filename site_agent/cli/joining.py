@@ -28,6 +28,7 @@ from site_agent.desk import Desk, agent_now, agent_version, today
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shared.membership.key_changes import KeyChange
     from shared.plans.plan import StudyPlan
 
 __all__ = ["doctor", "init", "join", "passphrase", "status"]
@@ -156,6 +157,8 @@ def status(desk: Desk) -> VerbAnswer:
     """Where this site stands, and what to do next."""
     from dataclasses import asdict
 
+    from shared.base.keys import PublicKey
+    from site_agent.decide import keys
     from site_agent.identity import certificate_life
 
     config = desk.config
@@ -175,8 +178,10 @@ def status(desk: Desk) -> VerbAnswer:
     forks = 0 if desk.replies is None else desk.replies.forks()
     life = certificate_life(config, utc_now())
     over = life is not None and life.state == "over"
+    lost = keys.awaiting_lead(desk)
     refused, differs = account.refused, bool(found) and not forks
     steps = _pressing(desk, steps, differing=differs, over=over, forgotten=account.forgotten, refused=bool(refused))
+    steps = [*(f"telephone the study lead, who runs: {keys.lead_asked(one)}" for one in lost), *steps]
     answer = {
         "site": config.site,
         "certificate": None if life is None else life.facts,
@@ -195,6 +200,9 @@ def status(desk: Desk) -> VerbAnswer:
         "discrepancies": [asdict(one) for one in found],
         "log": reconciliation.last_look(desk) or None,
         "forks": forks,
+        "keys_waiting": [
+            {"role": one.role, "name": one.name, "fingerprint": PublicKey(one.new).fingerprint} for one in lost
+        ],
         "next": steps[:1],
     }
 
@@ -216,23 +224,30 @@ def status(desk: Desk) -> VerbAnswer:
                 "The coordinator's log is not the one that this site has seen: no release is sent, and no training "
                 "answered. Call the study lead; site-agent doctor says more.",
             )
-        for line in _notes(config.site, studies, account):
+        for line in (*_waiting_keys(lost), *_notes(config.site, studies, account)):
             screens.note(out, line)
         if found:
             screens.note(out, f"{reconciliation.sentence(found)}. Sending it again is free of charge.")
-        if refused is not None:
-            screens.note(out, f"The coordinator refuses this site ({refused.code}): {refused}")
-        elif account.store_away:
-            screens.note(
-                out,
-                "The coordinator answers, but its database does not: the line and the proxy are well. What is shown is "
-                "what this site knows; nothing is lost, and the agent asks again. Tell the study lead if it lasts.",
-            )
-        elif joined and not account.heard:
-            out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
+        _unheard(out, account, joined=joined)
         screens.next_step(out, *(steps[:1] or ["nothing to do"]))
 
     return VerbAnswer(answer, show)
+
+
+def _unheard(out: Console, account: _Standing, *, joined: bool) -> None:
+    """Say why the coordinator's account is not shown, where it is not."""
+    from site_agent.show import screens
+
+    if account.refused is not None:
+        screens.note(out, f"The coordinator refuses this site ({account.refused.code}): {account.refused}")
+    elif account.store_away:
+        screens.note(
+            out,
+            "The coordinator answers, but its database does not: the line and the proxy are well. What is shown is "
+            "what this site knows; nothing is lost, and the agent asks again. Tell the study lead if it lasts.",
+        )
+    elif joined and not account.heard:
+        out.print("The coordinator does not answer now; what is shown is what this site knows.", style="dim")
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
@@ -248,6 +263,17 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     elif row.get("granted") and not row["approved"]:
         approved = "no (granted by the study lead)"
     return row["study"], plan, approved, "yes" if row["table"] else "no", ", ".join(map(str, row["due"])) or "none"
+
+
+def _waiting_keys(lost: Sequence[KeyChange]) -> Iterator[str]:
+    """What a key in the place of a lost one waits for, a line each."""
+    for one in lost:
+        whose = f"approver {one.name}" if one.name else "this site's agent"
+        yield (
+            f"The key of {whose} took a lost one's place and is not in force at the coordinator: nothing that it signs "
+            "is taken there. Read its fingerprint to the study lead on the telephone; the next site-agent run hears "
+            "that it is done."
+        )
 
 
 def _notes(site: str, studies: Sequence[Mapping[str, Any]], account: _Standing) -> Iterator[str]:

@@ -37,7 +37,9 @@ __all__ = [
     "ChangedKey",
     "add_approver",
     "adopt_forgotten",
+    "awaiting_lead",
     "keyring",
+    "lead_asked",
     "needed",
     "replace_approver",
     "replace_release",
@@ -76,6 +78,17 @@ def keyring(desk: Desk) -> SiteKeyring:
     approvers = {name: PublicKey(key) for name, key in desk.config.approvers.items()}
     deputies = {name: given for name, given in known.deputies.items() if name in approvers}
     return SiteKeyring(release=known.current, approvers=approvers, deputies=deputies)
+
+
+def awaiting_lead(desk: Desk) -> tuple[KeyChange, ...]:
+    """Keys that took a lost one's place and are not in force at the coordinator, as far as this site has heard."""
+    known = desk.ledger.membership()
+    return tuple(said for said, _ in known.keys[known.acknowledged :] if said.lost)
+
+
+def lead_asked(said: KeyChange) -> str:
+    """What the study lead runs to put a lost key's successor in force, with the fingerprint to read out."""
+    return f'coordinator rekey {said.site} --fingerprint "{PublicKey(said.new).fingerprint}"'
 
 
 def needed(desk: Desk) -> int:

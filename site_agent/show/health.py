@@ -59,6 +59,7 @@ def diagnose(desk: Desk, today: dt.date) -> tuple[list[ChecklistLine], int]:
     look("keys at rest", _keys_at_rest)
     look("pinned authority", _authority)
     look("coordinator's key", _witness)
+    look("keys in force", _keys_in_force)
     look("certificate", _certificate)
     look("ledger", _ledger)
     look("tables", _tables)
@@ -209,6 +210,21 @@ def _witness(desk: Desk, today: dt.date) -> Finding:
             "Restore it from a backup, or ask the study lead for a new invitation and compare the key on the phone.",
         )
     return "ok", PublicKey(path.read_text().strip()).fingerprint, ""
+
+
+def _keys_in_force(desk: Desk, today: dt.date) -> Finding:
+    """Changes of this site's keys that the coordinator has not in force yet; that of a lost one waits for the lead."""
+    from site_agent.decide.keys import awaiting_lead, lead_asked
+
+    known, lost = desk.ledger.membership(), awaiting_lead(desk)
+    if lost:
+        whose = ", ".join(f"that of {one.name}" if one.name else "this site's" for one in lost)
+        fix = f"Read the fingerprint to the study lead on the telephone, who runs: {'; '.join(map(lead_asked, lost))}"
+        return "warn", f"{whose}, in a lost one's place, waits for the study lead: what it signs is not taken", fix
+    left = len(known.keys) - known.acknowledged
+    if left:
+        return "warn", f"{left} changes that the coordinator was not told of", "site-agent run"
+    return "ok", f"{len(known.keys)} changes, all in force at the coordinator" if known.keys else "as joined", ""
 
 
 def _certificate(desk: Desk, today: dt.date) -> Finding:

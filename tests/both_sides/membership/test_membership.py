@@ -445,10 +445,19 @@ def test_a_lost_release_key_is_replaced_on_the_leads_word_and_every_export_says_
     assert "site-agent rotate-key release --lost" in said["next_step"], "init would begin a site anew"
     done = north("rotate-key", "release", "--lost", "--as", "dr-lind")
     assert (done["in_force"], done["waits_for_lead"]) == (False, True)
+    asked = f'coordinator rekey north --fingerprint "{done["fingerprint"]}"'
+    status, doctor = north("status"), north("doctor")
+    assert status["keys_waiting"] == [{"role": "release", "name": "", "fingerprint": done["fingerprint"]}]
+    assert status["next"] == [f"telephone the study lead, who runs: {asked}"]
+    (line,) = (one for one in doctor["checks"] if one["name"] == "keys in force")
+    assert line["state"] == "warn"
+    assert asked in line["fix"]
     hub.lead("rekey", "north", "--fingerprint", "ab " * 16, expect=30)
     assert hub.lead("rekey", "north", "--fingerprint", done["fingerprint"])["in_force"]
     north("run", "--once")
     assert north.desk.ledger.membership().acknowledged == 1
+    assert north("status")["keys_waiting"] == []
+    assert "waits for the study lead" not in f"{north('doctor')}"
     assert north("audit", "verify")["ok"]
     assert "the key of the site was lost, and another took its place without its word" in verified(north)
     assert hub.store.verify_log() == hub.store.entries()
