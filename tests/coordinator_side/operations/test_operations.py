@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 import grpc
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from stage.both_sides.service import Hub
@@ -85,6 +87,69 @@ def counted(port: int) -> float:
 
 def values(port: int) -> set[tuple[str, float]]:
     return {(one.name, one.value) for one in samples(fetched(port, "/metrics")[1])}
+
+
+RULES = ROOT / "deploy" / "containers" / "prometheus-rules.yaml"
+
+
+def test_each_alert_rests_on_metrics_labels_and_limits_that_there_are():
+    from coordinator.services import authority, health
+    from coordinator.services.quotas import ALARM
+
+    [group] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    rules = {one["alert"]: one for one in group["rules"]}
+    used = {name for one in rules.values() for name in re.findall(r"\b(?:tributary|process)_\w+|\bup\b", one["expr"])}
+    assert used - {"up"} <= SHOWN
+    for one in rules.values():
+        for label, asked in re.findall(r'(\w+)=~?"([^"]*)"', one["expr"]):
+            if label != "job":
+                assert set(asked.split("|")) <= metrics.LABELS[label], one["alert"]
+        shown = re.findall(r"\$labels\.(\w+)", one["annotations"]["summary"])
+        assert set(shown) <= set(metrics.LABELS)
+        assert one["annotations"]["next"]
+    assert rules["TributaryDiskFull"]["expr"].endswith(f"< {health.TOO_LITTLE_SPACE}")
+    assert f"< {authority.WARNED_BEFORE_END} * 86400" in rules["TributaryAuthorityEnds"]["expr"]
+    assert rules["TributaryQuotaNear"]["expr"].endswith(f"> {ALARM}")
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"(?m)^\| `(Tributary\w+)` \|", page)) == set(rules)
+    scraped = yaml.safe_load(RULES.with_name("prometheus.yaml").read_text(encoding="utf-8"))
+    assert {f'job="{one["job_name"]}"' for one in scraped["scrape_configs"]} == {
+        one for rule in rules.values() for one in re.findall(r'job="[^"]*"', rule["expr"])
+    }
+    [mounted] = scraped["rule_files"]
+    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
+    assert f"./containers/{RULES.name}:{mounted}:ro" in compose["services"]["prometheus"]["volumes"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+def test_prometheus_reads_the_alerts(tmp_path):
+    (tmp_path / RULES.name).write_text(RULES.read_text(encoding="utf-8"))
+    (tmp_path / "test.yaml").write_text(RULES_TRIED)
+    for words in (("check", "rules", RULES.name), ("test", "rules", "test.yaml")):
+        said = subprocess.run(["promtool", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert said.returncode == 0, said.stdout + said.stderr
+
+
+RULES_TRIED = """
+rule_files: [prometheus-rules.yaml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'tributary_site_calls_total{method="Offer",code="E_INTEGRITY"}', values: '_x5 1x60'}
+      - {series: 'tributary_analyst_calls_total{method="other",code="E_REFUSED"}', values: '3x60'}
+      - {series: 'tributary_check_ok{check="store"}', values: '1x10 0x60'}
+    promql_expr_test:
+      - expr: count(ALERTS{alertname="TributaryIntegrity", code="E_INTEGRITY", alertstate="firing"})
+        eval_time: 7m
+        exp_samples: [{labels: '{}', value: 1}]
+      - {expr: 'ALERTS{alertname="TributaryIntegrity"}', eval_time: 40m, exp_samples: []}
+      - {expr: 'ALERTS{alertname="TributaryStoreAway"}', eval_time: 9m, exp_samples: []}
+      - expr: count(ALERTS{alertname=~"TributaryStoreAway|TributaryNotReady", alertstate="firing"})
+        eval_time: 15m
+        exp_samples: [{labels: '{}', value: 2}]
+"""
+"""A first wrong call is told, one that lies long back is not; a database that is away, and nobody who is ready."""
 
 
 def free_address() -> str:
