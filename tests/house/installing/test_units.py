@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import typer
@@ -18,6 +21,9 @@ from tests.stage.house.sources import ROOT
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("tributary-site.service", "tributary-coordinator.service")
+BACKUPS = ("tributary-site-backup.service", "tributary-coordinator-backup.service")
+TIMED = ("tributary-site.service", *BACKUPS, "tributary-coordinator-log-verify.service")
+EVERY = tuple(dict.fromkeys((*SERVICES, *TIMED)))
 PROGRAMS = {"site-agent": site_agent.cli.app, "coordinator": coordinator.cli.app}
 
 
@@ -28,17 +34,75 @@ def unit(name: str) -> configparser.ConfigParser:
     return read
 
 
-@pytest.mark.parametrize("name", SERVICES)
+def test_every_unit_of_the_folder_is_looked_at_here():
+    assert {path.name for path in UNITS.glob("*.service")} == set(EVERY)
+    assert {path.stem for path in UNITS.glob("*.timer")} == {name.removesuffix(".service") for name in TIMED}
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_a_unit_runs_a_verb_that_is_there(name):
-    program, *words = unit(name)["Service"]["ExecStart"].split()
-    context = typer.main.get_command(PROGRAMS[program.rpartition("/")[2]])
-    given = [word for word in words if not word.startswith(("-", "/"))]
-    verb = context.commands[given[0]]
+    started = unit(name)["Service"]["ExecStart"].removeprefix("/bin/sh -c 'exec ").partition(' "')[0]
+    program, *words = started.split()
+    context = verb = typer.main.get_command(PROGRAMS[program.rpartition("/")[2]])
+    for word in (word for word in words if not word.startswith(("-", "/"))):
+        verb = verb.commands[word]
     known = {option for one in (*context.params, *verb.params) for option in one.opts}
     assert {word for word in words if word.startswith("-")} <= known
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", BACKUPS)
+def test_a_backup_is_a_new_file_each_time_and_what_is_old_goes_after_it(name, tmp_path):
+    """As systemd has the lines run, but for its specifiers; the program writes what it was given."""
+    service = unit(name)["Service"]
+    kept = tmp_path / "backups"
+    kept.mkdir()
+    (tmp_path / "program").write_text('#!/bin/sh\nfor one; do last=$one; done\necho "$@" > "$last"\n')
+    (tmp_path / "program").chmod(0o755)
+    role = service["User"].removeprefix("tributary-")
+    for age, made in ((20, f"{role}-old.backup"), (10, f"{role}-newer.backup"), (20, "by-hand.backup")):
+        (kept / made).touch()
+        os.utime(kept / made, (time.time() - 86_400 * age,) * 2)
+    for line in (service["ExecStart"], service["ExecStartPost"]):
+        words = shlex.split(
+            line.replace("%%", "%").replace("$$", "$").replace(f"/var/lib/{service['User']}", f"{tmp_path}")
+        )
+        words = [re.sub(r"/opt/tributary/bin/[\w-]+", f"{tmp_path}/program", word) for word in words]
+        subprocess.run(words, check=True)
+    [new] = {path.name for path in kept.iterdir()} - {f"{role}-newer.backup", "by-hand.backup"}
+    assert re.fullmatch(role + r"-\d{8}T\d{6}Z\.backup", new)
+    assert "backup" in (kept / new).read_text().split()
+    assert service["StateDirectory"] == f"{service['User']} {service['User']}/backups"
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_what_a_timer_starts_has_the_secret_and_the_shutting_of_its_roles_service(name):
+    """So that the keys open, and that nothing is let in by a door that the service itself has shut."""
+    mine = (UNITS / name).read_text(encoding="utf-8").splitlines()
+    role = f"{unit(name)['Service']['User']}.service"
+    for line in (UNITS / role).read_text(encoding="utf-8").partition("[Service]\n")[2].splitlines():
+        name_of, _, value = line.partition("=")
+        freer = {"ExecStart", "Type", "IPAddressDeny", "LimitNOFILE", "TasksMax", "TimeoutStopSec", "WantedBy"}
+        freer |= {"LogsDirectory", "LogsDirectoryMode", "WorkingDirectory", "Restart", "RestartSec", "StateDirectory"}
+        if not value or name_of in freer | {"RestartPreventExitStatus"}:
+            continue
+        narrower = name_of == "RestrictAddressFamilies" and "PrivateNetwork=yes" in mine
+        assert line in mine or narrower, line
+    assert (UNITS / name).with_suffix(".timer").exists()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_reads_every_unit_and_timer(tmp_path):
+    for path in (*UNITS.glob("*.service"), *UNITS.glob("*.timer")):
+        text = re.sub(r"/opt/tributary/bin/[\w-]+", "/bin/true", path.read_text(encoding="utf-8"))
+        (tmp_path / path.name).write_text(text)
+    ran = ["systemd-analyze", "verify", "--man=no", *map(str, sorted(tmp_path.iterdir()))]
+    said = subprocess.run(
+        ran, capture_output=True, text=True, timeout=60, env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_a_unit_is_shut_to_two_of_ten(name):
     ran = ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--threshold=20", str(UNITS / name)]
