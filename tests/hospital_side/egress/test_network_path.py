@@ -10,7 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -22,8 +23,10 @@ from stage.coordinator_side.collect import plan
 from stage.hospital_side.site_desk import certificate
 from stage.processes.nginx import STREAM
 
+from coordinator.config import CoordinatorConfig
 from shared.errors import CertificateRefusal, NetworkRefusal
 from shared.wire.site_messages import StudyRequest
+from shared.wire.transport import CallLimits
 from site_agent.show.network_path import proxy_for, walk
 from tests.stage.house.sources import ROOT
 
@@ -276,6 +279,77 @@ def test_nginx_as_we_ship_it_passes_mutual_tls_and_dials_the_next_where_one_is_g
                 running.terminate()
                 running.wait(20)
         hub.store.close()
+
+
+CROWD = "127.0.0.2"  # the site's own calls come from another address of this machine
+
+
+@pytest.mark.parametrize("program", ["haproxy", "nginx"])
+def test_a_crowd_at_one_address_before_the_balancer_leaves_room_for_the_others(tmp_path, plan, program):
+    """With the limit that is shipped: what one address holds open beyond it is closed, and a site's call passes."""
+    if shutil.which(program) is None or (program == "nginx" and not STREAM.exists()):
+        pytest.skip(f"{program} is not installed")
+    most = CoordinatorConfig(home=tmp_path, name="hub", address="127.0.0.1:1").connections_per_address
+    hub = Hub(tmp_path / "hub", plan, "north")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        front = probe.getsockname()[1]
+    with hub.serve(health=ANY, limits=CallLimits(per_address=512)) as server, ExitStack() as open_ones:
+        running = balancer(program, tmp_path, front, server.port, server.monitor.port, most)
+        try:
+            assert until(lambda: dialled(front))
+            lines = [
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", front), 5, source_address=(CROWD, 0)))
+                for _ in range(most + 40)
+            ]
+            assert until(lambda: sum(map(closed, lines)) == 40)
+            hub.port = front
+            with hub.client("north") as client:
+                client.call("Status", StudyRequest(study=plan.study), timeout=20)
+        finally:
+            running.terminate()
+            running.wait(20)
+    hub.store.close()
+
+
+def balancer(program: str, folder: Path, front: int, port: int, health: int, most: int) -> subprocess.Popen[bytes]:
+    """A balancer as it is shipped, before one coordinator; its own check of the file comes first."""
+    if program == "haproxy":
+        text = (ROOT / "deploy" / "haproxy.cfg").read_text(encoding="utf-8")
+        assert f"{{ sc_conn_cur(0) gt {most} }}" in text
+        text = text.replace("inter 2s", "inter 100ms").replace("check port 9464", f"check port {health}")
+        text = re.sub(r"    server two .*\n", "", text)
+    else:
+        text = (ROOT / "deploy" / "nginx-stream.conf").read_text(encoding="utf-8")
+        assert f"limit_conn addresses {most};" in text
+        text = text.replace("modules/ngx_stream_module.so", f"{STREAM}")
+        text = re.sub(r" +server 10\.0\.0\.12.*\n", "", text)
+        text = f"pid {folder}/nginx.pid;\nerror_log {folder}/error.log;\ndaemon off;\n{text}"
+    text = text.replace("0.0.0.0:8443", f"0.0.0.0:{front}").replace("10.0.0.11:8443", f"127.0.0.1:{port}")
+    path = folder / f"{program}.cfg"
+    path.write_text(text)
+    words = {
+        "haproxy": (["haproxy", "-c", "-f", path], ["haproxy", "-db", "-f", path]),
+        "nginx": (
+            ["nginx", "-t", "-c", path, "-e", folder / "error.log"],
+            ["nginx", "-c", path, "-e", folder / "error.log"],
+        ),
+    }
+    checked, run = words[program]
+    said = subprocess.run(checked, capture_output=True, text=True, timeout=60)
+    assert (said.returncode, re.findall(r"(?i)warning|\[warn\]", said.stderr)) == (0, []), said.stderr
+    return subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def closed(line: socket.socket) -> bool:
+    """True if the other side has closed the connection."""
+    line.setblocking(False)
+    try:
+        return line.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def dialled(port: int) -> bool:
