@@ -153,8 +153,9 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
         sys.stdout.write(f"{name} {software_version()}\n")
         return 0
     _complete(name, arguments)
-    from shared.terminal.reached import reached
+    from shared.terminal.reached import reached, with_home
 
+    arguments = with_home(app, arguments)
     app = reached(app, arguments)
     try:
         code = (_run_for_a_program if "--json" in arguments else _run)(app, name, arguments)

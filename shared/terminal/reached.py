@@ -5,12 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["reached"]
+__all__ = ["reached", "with_home"]
+
+
+def with_home(app: typer.Typer, words: Sequence[str]) -> list[str]:
+    """The words with ``--home FOLDER`` where the program reads it: one has it before its verbs, another after them.
+
+    People who run both write it in either place. What follows a ``--`` is no option and stays.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    said: list[str] = []
+    left: list[str] = []
+    open_ones = iter(words[:end])
+    for word in open_ones:
+        if word == "--home":
+            said += [word, *([value] if (value := next(open_ones, None)) is not None else [])]
+        else:
+            (said if word.startswith("--home=") else left).append(word)
+    root = app.registered_callback
+    if root is not None and root.callback is not None and "home" in signature(root.callback).parameters:
+        return [*said, *left, *words[end:]]
+    if _first(left) is None:  # no verb that could read it: help, or nothing
+        return [*left, *words[end:]]
+    return [*left, *said, *words[end:]]
 
 
 def reached(app: typer.Typer, words: Sequence[str]) -> typer.Typer:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -183,3 +184,38 @@ def test_a_command_that_nobody_reads_any_more_ends_without_a_word(rows, options)
         process.stdin.close()
         said = b"" if both else process.stderr.read()
     assert (process.returncode, said) == (terminal.UNREAD, b"")
+
+
+def test_home_is_read_before_the_verb_and_after_it_by_either_program(capsys, tmp_path):
+    """One program has it before its verbs and the other after them; whoever runs both wrote it in the wrong place."""
+    import coordinator.cli
+    import site_agent.cli
+
+    def answer(app, name, *argv):
+        code = terminal.run(app, name=name, argv=list(map(str, argv)))
+        return code, json.loads(capsys.readouterr().out)
+
+    hub, north = tmp_path / "hub", tmp_path / "north"
+    lead = partial(answer, coordinator.cli.app, "coordinator")
+    assert lead("init", "--home", hub, "--name", "heart", "--json")[0] == 0
+    assert (hub / "coordinator.toml").exists()
+    assert lead("--home", hub, "clock", "--json")[0] == lead("clock", f"--home={hub}", "--json")[0] == 0
+    assert lead("plan", "--home", hub, "cost", "--json") == lead("--home", hub, "plan", "cost", "--json")
+    steward = partial(answer, site_agent.cli.app, "site-agent")
+    for argv in (("status",), ("plan", "show", "heart")):
+        code, said = steward(*argv, "--home", north, "--json")
+        assert (code, said["refused"]["code"]) == (2, "E_STATE")
+        assert steward("--home", north, *argv, "--json") == (code, said)
+        assert steward(argv[0], "--home", north, *argv[1:], "--json") == (code, said)
+    assert terminal.run(site_agent.cli.app, name="site-agent", argv=["--home", str(north), "--help"]) == 0
+    assert "status" in capsys.readouterr().out
+
+
+def test_what_follows_two_dashes_is_not_taken_for_the_home():
+    import coordinator.cli
+    import site_agent.cli
+    from shared.terminal.reached import with_home
+
+    words = ["harmonise", "--", "--home", "x"]
+    assert with_home(coordinator.cli.app, words) == with_home(site_agent.cli.app, words) == words
+    assert with_home(coordinator.cli.app, ["sites", "--home"]) == ["--home", "sites"], "refused: it has no value"
