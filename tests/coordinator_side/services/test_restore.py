@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import resource
 import shutil
 import signal
@@ -65,6 +66,7 @@ from shared.wire.tree_heads import open_head
 from site_agent.decide import reconciliation
 from site_agent.release.outbox import Outbox
 from site_agent.show.health import _log
+from tests.stage.house.sources import ROOT
 
 TODAY = dt.date(2026, 5, 1)
 
@@ -904,3 +906,81 @@ def test_killed_on_its_way_a_backup_or_restore_leaves_nothing_that_passes_for_on
     work()
     assert (place / "store.db").exists()
     assert not list(tmp_path.glob(".new.restore-*"))
+
+
+class OnServer(Study):
+    """The same with its store in PostgreSQL."""
+
+    def __init__(self, folder, url) -> None:
+        self.folder, self.url = folder, url
+        self.hub = Hub(folder / "home", PLAN, "north", "south", url=url)
+        self.config = CoordinatorConfig(home=self.hub.home, name="hub", address="127.0.0.1:8443", names=("127.0.0.1",))
+        (self.hub.home / FILE_NAME).write_text(self.config.to_toml())
+        self.server = self.hub.serve()
+        self.site = Site(self.hub, folder / "site")
+
+    def begin(self) -> None:
+        self.hub.store = Store.open(self.hub.home, self.hub.url)
+        self.server = self.hub.serve()
+        self.site.door = self.hub.egress("north")
+
+
+def of_the_manual(server, study, url) -> list[str]:
+    """The manual's two blocks, for a shell: as they are printed but for the folder and the way to our program."""
+    page = (ROOT / "docs" / "operators-manual.md").read_text(encoding="utf-8")
+    part = page.partition("*A store in PostgreSQL.*\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```", part)
+    before = f"set -eu\nPATH={server.tools}:$PATH\nTRIBUTARY_STORE='{url}'\nexport TRIBUTARY_STORE\n"
+    before += f'coordinator() {{ "{sys.executable}" -m coordinator.cli "$@"; }}\n'
+    return [before + text.replace("/var/lib/tributary-coordinator", f"{study.folder}") for text in blocks]
+
+
+def test_a_coordinator_on_postgresql_is_put_back_by_the_manuals_commands_and_its_log_says_so(tmp_path, postgres):
+    """Its own tools make and restore the copy; the word in the log, and what sites send again, are as with SQLite."""
+    first, second = (postgres.database(f"drill_{name}") for name in ("before", "after"))
+    study = OnServer(tmp_path, first)
+    witness, kept = study.hub.witness, tmp_path / "acknowledged.jsonl"
+
+    def of(site):
+        found = witness(site)
+        found.path = kept
+        return found
+
+    study.hub.witness = of
+    study.site.door.close()
+    study.site.door = study.hub.egress("north")
+
+    def run(text: str) -> str:
+        said = subprocess.run(["sh", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert said.returncode == 0, said.stdout + said.stderr
+        return said.stdout
+
+    saving, putting_back = of_the_manual(postgres, study, first)
+    site = study.site
+    site.deliver(1)
+    run(saving)
+    size = study.hub.store.entries()
+    site.deliver(2)
+    before, spent, entries = study.waves(), site.spent(), len(site.ledger.entries())
+    study.lose()
+    study.hub.url = second
+
+    silent = putting_back.replace(first, second).replace(" && coordinator log restored", "; : coordinator log restored")
+    run(silent)
+    study.begin()
+    refused(IntegrityRefusal, site.watch)  # put back without a word it is another log
+    study.lose()
+    study.hub.url = third = postgres.database("drill_again")
+    run(putting_back.replace(first, third))
+    study.begin()
+    [said] = [one.entry for one in study.hub.store.log() if json.loads(one.entry)["kind"] == "restored"]
+    assert (json.loads(said)["size"], json.loads(said)["reason"]) == (size, "the database's disk failed")
+    assert site.compare() == [(2, "missing at the coordinator")]
+    settled = site.settle()
+    assert ([one.wave for one in settled.mended], settled.left) == ([2], ())
+    assert study.waves() == before
+    assert (site.spent(), len(site.ledger.entries())) == (spent, entries)
+    assert [one.reason for one in site.replies.restorations()] == ["the database's disk failed"]
+    assert site.watch() == ()
+    assert study.hub.store.verify_log() > size
+    study.close()
