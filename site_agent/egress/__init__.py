@@ -487,9 +487,12 @@ class Egress:
     def acceptance(self, envelope: Envelope) -> Acceptance:
         """The acknowledgement of a release that the coordinator has, asked for by its statement; none of it is sent.
 
-        Raises: StateRefusal (it has none, or a courier asks); the coordinator's refusal; NetworkRefusal.
+        Raises: StateRefusal (it has none); the coordinator's refusal; NetworkRefusal (of a courier, until it is back).
         """
-        offered: Offered = self._retried(lambda: self._ask("Offer", OfferRequest(envelope=envelope.to_bytes())))
+        offer = OfferRequest(envelope=envelope.to_bytes())
+        offered: Offered = self._retried(lambda: self._ask("Offer", offer))
+        if offered.acceptance is None and isinstance(self._client, Courier):
+            self._client.ask_acknowledgement(offer)
         if offered.acceptance is None:
             raise StateRefusal("the coordinator must acknowledge a release that it has", given="no acknowledgement")
         return self._witnessed(require_named(offered.acceptance, envelope))

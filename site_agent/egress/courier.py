@@ -31,7 +31,15 @@ from shared.releases.courier import (
     call_digest,
 )
 from shared.wire import messages as wire
-from shared.wire.site_messages import Acceptance, AnchorReceipt, Enrolment, LogView, Offered, SignedDocument
+from shared.wire.site_messages import (
+    Acceptance,
+    AnchorReceipt,
+    Enrolment,
+    LogView,
+    Offered,
+    OfferRequest,
+    SignedDocument,
+)
 from shared.wire.tree_heads import said_head
 
 if TYPE_CHECKING:
@@ -105,6 +113,16 @@ class Courier:
                 state["offered"] = _text(message)
                 return Offered(offset=0)
             self._ask(state, name, message)
+        raise _awaits()
+
+    def ask_acknowledgement(self, offer: OfferRequest) -> None:
+        """Write an offer down of which no bundle is carried: of a release that is there the answer acknowledges it.
+
+        Raises: AwaitsCourier.
+        """
+        with self._state() as state:
+            state.pop("offered", None)
+            self._ask(state, "Offer", wire.encode(offer))
         raise _awaits()
 
     def close(self) -> None:

@@ -327,3 +327,34 @@ def test_a_site_put_back_from_a_backup_asks_what_it_had_asked_and_believes_no_ol
     afloat("run", "--once", expect=20)
     assert Desk(afloat.home).ledger.hold(full).state == "delivered"
     assert [one.release_id for one in hub.store.releases()] == [full]
+
+
+def test_an_acknowledgement_that_a_backup_has_forgotten_comes_with_the_next_post_box(hub):
+    """The restored ledger lacks the approval, so that by its own word the bytes may not be carried once more."""
+    island, backup = Island(hub, "island"), hub.folder / "backup"
+    island.joins()
+    island.adopts()
+    island("release", "mini", "--wave", 1, expect=20)
+    island.trip()
+    island("release", "mini", "--wave", 1)
+    full = island.held()
+    island("backup", backup)
+    island("approve", full, "--as", "dr-lind", expect=20)
+    island.trip()
+    island("run", "--once", expect=20)
+    assert Desk(island.home).ledger.hold(full).state == "delivered"
+    made = int(time.time())
+    while int(time.time()) <= made:  # post-boxes are numbered by the second
+        time.sleep(0.05)
+    island("restore", backup, "--as", "dr-lind", "--replace")
+    assert island("ledger", "recover", expect=20)["refused"]["code"] == "E_NETWORK"
+    island.trip()
+    assert island("ledger", "recover")["delivered"] == [full]
+    for _ in range(3):  # no round ends with 30: what is missing is on its way
+        island("run", "--once", expect=20)
+        island.trip()
+    assert Desk(island.home).ledger.hold(full).state == "delivered"
+    kept = [one for one in Desk(island.home).replies.replies() if one["kind"] == "Acceptance"]
+    assert [one["release_id"] for one in kept] == [full]
+    assert island("status")["discrepancies"] == []
+    assert [one.release_id for one in hub.store.releases()] == [full]
