@@ -8,10 +8,17 @@ covariance of the privacy noise,
 C from rows drawn from the model. The first part is the variance of sampling patients, the second that of the noise.
 Where a site has few events, or few records beside the noise, the linearisation is too optimistic; there a parametric
 bootstrap runs the whole release and fit again on synthetic tables.
+
+**Nominal covariates.** Levels are binary columns to the model, and no correlations of latents make these exclude each
+other: rows of the model would be at two levels, or at none, far too often, at any ε. So a row's other covariates are
+drawn from the copula, its level by logits that are linear in them, and its outcome with that one level (`_Levels`). The
+logits are those by which every level has its released share, and its released products with other covariates; the
+effects those by which such rows have the released moments of the outcome, and the scores.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -30,12 +37,21 @@ from shared.estimands.fits.cox import SurvivalOutcome, cox
 from shared.estimands.fits.families import FAMILIES
 from shared.estimands.fits.regression import generalised, least_squares
 from shared.estimands.questions import Estimand, Scale
-from shared.mechanisms.moments.copula import CopulaModel, CopulaParameters, complete
+from shared.mechanisms.moments.copula import (
+    AnyScore,
+    CopulaModel,
+    CopulaParameters,
+    complete,
+    doubted,
+    observations,
+    precisions,
+)
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.factors import folded
+from shared.mechanisms.moments.factors import folded, level_chances, level_coefficients
 from shared.mechanisms.moments.histograms import Tail
 from shared.mechanisms.moments.margins import Margin
 from shared.mechanisms.moments.noise import Design, MomentsRelease
+from shared.mechanisms.moments.outcomes import LinearOutcome
 from shared.mechanisms.moments.spec import sigma_of
 from shared.plans.encoding import Encoder, scaled
 
@@ -69,6 +85,14 @@ _DROWNED_TAIL = (
     "than an eighth of the column's range (ask the column in bands, plan it as its logarithm or within narrower "
     "bounds, or a larger ε)"
 )
+
+
+_PRIOR_LEVELS = 2.0
+"""Standard deviation of the weak prior on how the log odds of a level change, per scale of a covariate."""
+_REACH = 3.0
+"""Covariates enter the log odds of a level within this many scales."""
+_ROUNDS, _NEAR = 12, 1e-4
+"""Steps for the effects of rows with one level each, and how small the last is."""
 
 
 # -- fitting -----------------------------------------------------------------------------------------------------
@@ -115,6 +139,7 @@ def fit(
         privacy=privacy[index, index] * np.outer(unit, unit),
         wobble=fitted.gain * np.sqrt(fitted.noise),
         bootstrapped=0,
+        figures=_Figures.of(release, model, theta, fitted.score) if design.factors else None,
     )
     if rng is None or not cohort.few:
         return cohort
@@ -132,6 +157,164 @@ def drawn(model: CopulaModel, theta: CopulaParameters, uniforms: Array) -> tuple
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Figures:
+    """What rows with one level of each nominal column are drawn by: the released figures beside the fit.
+
+    Args:
+        observed, noise: (moments,) in the units of `CopulaModel.predict`, and standard deviations of their noise.
+        counted, counts_noise: (p,) shares that histograms give of binary columns, and the standard deviation of theirs.
+        wide: (p,) means of the covariates as block 3 has them, by the fit.
+        binary: (p,) which covariates have two values.
+        score: of the declared coefficients.
+        n: number of records.
+        known: covariates, by their places, whose effects these figures do not tell.
+        widened: how many times the noise another draw has, by a bootstrap.
+    """
+
+    observed: Array
+    noise: Array
+    counted: Array
+    counts_noise: float
+    wide: Array
+    binary: NDArray[np.bool_]
+    score: AnyScore | None
+    n: int
+    known: tuple[int, ...] = ()
+    widened: float = 1.0
+
+    @classmethod
+    def of(
+        cls, release: MomentsRelease, model: CopulaModel, theta: CopulaParameters, score: AnyScore | None
+    ) -> _Figures:
+        """Of a release, and the fit to it."""
+        observed, noise = observations(release, model.lens, score)
+        tables = zip(release.histograms[: model.p], model.binary, strict=True)
+        return cls(
+            observed=observed,
+            noise=np.sqrt(noise),
+            counted=np.array([(1 + (table[1] - table[0]) / release.n) / 2 if two else 0.5 for table, two in tables]),
+            counts_noise=sigma_of(model.design.spec, 0) / (math.sqrt(2) * release.n),
+            wide=_wide_means(model, theta),
+            binary=model.binary,
+            score=score,
+            n=release.n,
+        )
+
+    def redrawn(self, rng: np.random.Generator, noise: Array, wide: Array) -> _Figures:
+        """These as another draw of the noise would have them: `noise` of the moments, in standard deviations of it."""
+        counted = self.counted + self.widened * self.counts_noise * rng.standard_normal(len(self.counted))
+        return replace(self, observed=self.observed + self.widened * self.noise * noise, counted=counted, wide=wide)
+
+    @property
+    def means(self) -> Array:
+        """(p,) of the covariates as block 3 has them, in [-1, 1]."""
+        p, weights = len(self.wide), (self.noise[: len(self.wide)] ** -2.0, (2 * self.counts_noise) ** -2.0)
+        two = (weights[0] * self.observed[:p] + weights[1] * (2 * self.counted - 1)) / (weights[0] + weights[1])
+        return np.where(self.binary, np.clip(two, -1, 1), self.wide)
+
+    def shares(self, columns: Sequence[int]) -> Array:
+        """Shares of the levels with these columns, positive and with something left for the first."""
+        least = 0.5 / self.n
+        found = np.clip((self.means[list(columns)] + 1) / 2, least, 1.0)
+        return np.asarray(found * min(1.0, (1 - least) / float(found.sum())))
+
+    def together(self, columns: Sequence[int], others: Sequence[int]) -> tuple[Array, Array]:
+        """(levels, others) covariances of having a level and other covariates, and variances of their noise."""
+        p, means = len(self.wide), self.means
+        products, noise = np.zeros((p, p)), np.zeros((p, p))
+        i, j = np.triu_indices(p, 1)
+        pairs = slice(2 * p, 2 * p + len(i))
+        products[i, j] = products[j, i] = self.observed[pairs]
+        noise[i, j] = noise[j, i] = self.noise[pairs] ** 2
+        at = np.ix_(list(columns), list(others))
+        return (products[at] - np.outer(means[list(columns)], means[list(others)])) / 2, noise[at] / 4
+
+
+def _wide_means(model: CopulaModel, theta: CopulaParameters) -> Array:
+    """(p,) means of the covariates as block 3 has them."""
+    return np.array([model.wide(j, model.margin(j, theta.shift[j], theta.stretch[j]))[0] for j in range(model.p)])
+
+
+class _Levels:
+    """A cohort's rows, each with one level of every nominal column: the module's text has the law.
+
+    Several nominal columns are drawn one after the other, each beside those before it.
+    """
+
+    def __init__(self, cohort: Cohort, figures: _Figures) -> None:
+        self.model, self.theta = copy.copy(cohort.model), cohort.theta
+        spec, theta, p = cohort.design.spec, cohort.theta, self.model.p
+        self._columns = [[spec.covariates.index(name) for name in factor.names] for factor in cohort.design.factors]
+        binary = list(itertools.chain(*self._columns))
+        self._others = [j for j in range(p) if j not in binary]
+        i, j = np.triu_indices(p, 1)
+        self._z = np.where(np.isin(i, binary) | np.isin(j, binary), 0.0, theta.z)
+        self._margins = [self.model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(p)]
+        self._coefficients: list[Array] = []
+        latents = self.model.latents
+        x = self.model.points(self._margins, self._z, latents)
+        beside = list(self._others)
+        for own in self._columns:
+            wide = self.model.lens.wide(x)[:, beside]
+            shares, (apart, noise) = figures.shares(own), figures.together(own, beside)
+            products = apart + np.outer(shares, wide.mean(axis=0))
+            spread = np.outer(shares * (1 - shares), np.maximum(wide.var(axis=0), 1e-6))
+            ridge = (noise / spread + 1 / figures.n) / _PRIOR_LEVELS**2
+            found = level_coefficients(self._seen(x, beside), wide, shares, products, ridge)
+            self._coefficients.append(found)
+            self._put(x, own, found, beside, latents)
+            beside += own
+        self.effects = self._solved(x, figures)
+
+    def _seen(self, x: Array, columns: Sequence[int]) -> Array:
+        """(n, columns) covariates as the logits have them."""
+        return np.clip(self.model.lens.standard(x)[:, list(columns)], -_REACH, _REACH)
+
+    def _put(self, x: Array, own: Sequence[int], found: Array, beside: Sequence[int], latents: Array) -> None:
+        """Put each row of x into one level of the factor with these columns, by the latent of its first one."""
+        chances = level_chances(found, self._seen(x, beside))
+        level = (special.ndtr(latents[:, own[0]])[:, None] > np.cumsum(chances, axis=1)[:, :-1]).sum(axis=1)
+        x[:, list(own)] = level[:, None] == 1 + np.arange(len(own))
+
+    def points(self, latents: Array) -> Array:
+        """(n, p) covariates at the latents."""
+        x, beside = self.model.points(self._margins, self._z, latents), list(self._others)
+        for own, found in zip(self._columns, self._coefficients, strict=True):
+            self._put(x, own, found, beside, latents)
+            beside += own
+        return x
+
+    def _solved(self, x: Array, figures: _Figures) -> Array:
+        """(predictors, 1 + p) effects at which rows have the outcome's moments and scores, held by the prior."""
+        model, effects = self.model, self.theta.effects.copy()
+        first = len(figures.observed) - (model.lens.weights.size - 1) * (1 + model.p)
+        first -= 0 if figures.score is None else len(figures.score.columns)
+        target, precision = figures.observed[first:], precisions(model)[-effects.size :]
+        free = np.ones(effects.shape, dtype=bool)
+        free[0, [1 + k for k in figures.known]] = False
+        for _ in range(_ROUNDS):
+            if isinstance(model.outcome, LinearOutcome):
+                model.outcome = model.outcome.beside(model.predictor(effects, x))
+            value, slope = model.effect_slope(effects, x, figures.score)
+            whole = np.zeros((len(figures.observed), len(self.theta.flat)))
+            whole[first:, -effects.size :] = slope
+            weights = 1 / doubted(model, whole, figures.noise**2, figures.score)[first:]
+            slope, at = slope[:, free.ravel()], effects[free]
+            weighted, own = slope.T * weights, precision[free.ravel()]
+            step = np.linalg.solve(weighted @ slope + np.diag(own), weighted @ (target - value) - own * at)
+            effects[free] += np.clip(step, -0.7, 0.7)
+            if float(np.abs(step).max()) < _NEAR:
+                break
+        return effects
+
+    def draw(self, effects: Array, uniforms: Array) -> tuple[Array, Array]:
+        """Rows as of `drawn`, at these effects."""
+        inside, p = np.clip(uniforms, 1e-12, 1 - 1e-12), self.model.p
+        x = self.points(special.ndtri(inside[:, :p]))
+        return x, self.model.outcome.draw(self.model.predictor(effects, x), inside[:, p:])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cohort:
     """A site as its release tells it.
 
@@ -140,6 +323,7 @@ class Cohort:
         sampling, privacy: (p, p) covariances of `effects`: from sampling patients, from the noise.
         wobble: (parameters, figures) what one standard deviation of each figure's noise moves the parameters by.
         bootstrapped: releases in the bootstrap behind the covariances; 0: the linearised formula.
+        figures: what levels of nominal covariates are drawn by; None where there are none.
     """
 
     design: Design
@@ -150,6 +334,7 @@ class Cohort:
     privacy: Array
     wobble: Array
     bootstrapped: int
+    figures: _Figures | None = None
 
     @property
     def effects(self) -> Array:
@@ -201,13 +386,15 @@ class Cohort:
             privacy=self.privacy * stretch,
             wobble=self.wobble * factor.max(),
             bootstrapped=times,
+            figures=self.figures and replace(self.figures, widened=float(factor.max())),
         )
 
     def with_effect(self, column: int, effect: float) -> Cohort:
         """This cohort at another adjusted effect of one covariate, per unit of it."""
         effects = self.theta.effects.copy()
         effects[0, 1 + column] = effect / (self.model.outcome.unit / self.model.lens.scale)[column]
-        return replace(self, theta=replace(self.theta, effects=effects))
+        figures = self.figures and replace(self.figures, known=(*self.figures.known, column))
+        return replace(self, theta=replace(self.theta, effects=effects), figures=figures)
 
     def with_margins(self, margins: Mapping[int, Margin]) -> Cohort:
         """This cohort with other distributions of some covariates, by their places, which its sums do not move."""
@@ -219,8 +406,11 @@ class Cohort:
 
     def redrawn(self, rng: np.random.Generator) -> Cohort:
         """This cohort with its parameters moved as another draw of the release's noise would have moved them."""
-        moved = self.theta.flat + self.wobble @ rng.standard_normal(self.wobble.shape[1])
-        return replace(self, theta=self.theta.like(moved))
+        noise = np.asarray(rng.standard_normal(self.wobble.shape[1]))
+        theta = self.theta.like(self.theta.flat + self.wobble @ noise)
+        if self.figures is None:
+            return replace(self, theta=theta)
+        return replace(self, theta=theta, figures=self.figures.redrawn(rng, noise, _wide_means(self.model, theta)))
 
     def estimates(self, *, study: str, site: str, wave: int, receipts: tuple[str, ...] = ()) -> tuple[Estimate, ...]:
         """One `Estimate` per covariate, with its total variance in its two parts."""
@@ -254,25 +444,35 @@ class Cohort:
         if count < 1:
             raise ParameterError("a synthetic table must have at least one row", given=f"{count}")
         uniforms = rng.random((count, self.design.p + 3))
-        theta = self.theta
-        table = self._decoded(*drawn(self.model, theta, uniforms))
-        unit = self.model.outcome.unit / self.model.lens.scale
+        levels, unit = self._levels, self.model.outcome.unit / self.model.lens.scale
+        effects = self.theta.effects if levels is None else levels.effects
+        wanted = self.effects if levels is None else effects[0, 1:] * unit
+
+        def made(effects: Array) -> pd.DataFrame:
+            if levels is not None:
+                return self._decoded(*levels.draw(effects, uniforms))
+            return self._decoded(*drawn(self.model, replace(self.theta, effects=effects), uniforms))
+
+        table = made(effects)
         best, nearest = table, math.inf
         for done in range(_TRIES if calibrated else 0):
             found = self._refitted(table)
             if found is None:
                 break
-            gap = (self.effects - found) / unit
+            gap = (wanted - found) / unit
             away = float(np.abs(gap).max())
             if away < nearest:
                 best, nearest = table, away
             if nearest < _MET:
                 break
-            effects = theta.effects.copy()
+            effects = effects.copy()
             effects[0, 1:] += np.clip(gap, -0.3, 0.3) * (1.0 if done < _WHOLE else 0.5)
-            theta = replace(theta, effects=effects)
-            table = self._decoded(*drawn(self.model, theta, uniforms))
+            table = made(effects)
         return folded(best, self.design.factors)
+
+    @cached_property
+    def _levels(self) -> _Levels | None:
+        return None if self.figures is None else _Levels(self, self.figures)
 
     def _decoded(self, x: Array, y: Array) -> pd.DataFrame:
         values = dict(zip((*self.design.spec.covariates, *self.design.spec.responses), (*x.T, *y.T), strict=True))

@@ -201,15 +201,19 @@ class CopulaModel:
         out = np.zeros((len(exact), len(theta.flat)))
         self._covariate_slope(theta, margins, out)
         out[first:, :covariates] = self._outward_slope(theta, margins, x, score)
-        _, inner = self.block_slope(theta.effects, x, self.lens.u(x))
-        out[first : first + len(inner), covariates:] = inner
-        if score is not None:
-            eta, standard = self.predictor(theta.effects, x), np.clip(self.lens.standard(x), -CUT, CUT)
-            base, *moved = score.each(self.outcome, [eta, *(eta + step for step in 1e-4 * np.eye(eta.shape[1]))], x)
-            one = np.column_stack([np.ones(len(x)), standard])
-            changes = [(there - base).T @ one / (1e-4 * len(x)) for there in moved]
-            out[first + len(inner) :, covariates:] = np.hstack(changes)
+        out[first:, covariates:] = self.effect_slope(theta.effects, x, score)[1]
         return exact, out
+
+    def effect_slope(self, effects: Array, x: Array, score: AnyScore | None) -> tuple[Array, Array]:
+        """Moments of the outcome and scores at the points x, flat, and their derivative in the flat effects."""
+        value, slope = self.block_slope(effects, x, self.lens.u(x))
+        if score is None:
+            return value, slope
+        eta, standard = self.predictor(effects, x), np.clip(self.lens.standard(x), -CUT, CUT)
+        base, *moved = score.each(self.outcome, [eta, *(eta + step for step in 1e-4 * np.eye(eta.shape[1]))], x)
+        one = np.column_stack([np.ones(len(x)), standard])
+        changes = [(there - base).T @ one / (1e-4 * len(x)) for there in moved]
+        return np.concatenate([value, base.mean(axis=0)]), np.vstack([slope, np.hstack(changes)])
 
     def _covariate_slope(self, theta: CopulaParameters, margins: list[Margin], out: Array) -> None:
         """Derivatives of the moments of the covariates alone, into their rows of `out`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shared.base.process import deferred
 from shared.plans.dictionary import Column, Dictionary
@@ -19,8 +20,26 @@ if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = deferred("pandas")
+special = deferred("scipy.special")
 
-__all__ = ["Factor", "coded_dictionary", "coded_names", "columns_of", "factor_of", "factors_of", "folded", "in_words"]
+__all__ = [
+    "Factor",
+    "coded_dictionary",
+    "coded_names",
+    "columns_of",
+    "factor_of",
+    "factors_of",
+    "folded",
+    "in_words",
+    "level_chances",
+    "level_coefficients",
+]
+
+Array = NDArray[np.float64]
+
+_STEPS, _HALVES, _SETTLED, _FARTHEST, _LEAST_RIDGE = 60, 12, 1e-9, 3.0, 1e-12
+"""Newton's steps for the coefficients of levels, how often one is halved, how near is near, the longest step, and what
+holds a constant, so that levels nobody has can be solved for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +120,8 @@ def in_words(name: str, factors: Sequence[Factor]) -> str:
 def folded(table: pd.DataFrame, factors: Sequence[Factor]) -> pd.DataFrame:
     """A table of rows with the nominal columns in place of their binary ones.
 
-    A row that was drawn into several levels is put into one of them, by turns. So the first level has more rows than
-    its share; to move some to other levels would give these the outcomes of the first.
+    Points of the planned model may be at several levels, and are put into one of them, by turns; then the first level
+    has more than its share. Rows that are drawn have one level each (`shared.mechanisms.moments.cohort`).
 
     >>> stage = Factor(column=Column(name="s", kind="nominal", levels=("a", "b", "c")), names=("s_2", "s_3"))
     >>> list(folded(pd.DataFrame({"s_2": [0, 1, 1, 1], "s_3": [0, 0, 1, 1]}), (stage,))["s"])
@@ -123,3 +142,76 @@ def folded(table: pd.DataFrame, factors: Sequence[Factor]) -> pd.DataFrame:
             levels = [factor.column.levels[k] for k in level]
             out[factor.column.name] = pd.Series(levels, index=table.index).astype(factor.column.dtype)
     return pd.DataFrame(out)
+
+
+def level_chances(coefficients: Array, z: Array) -> Array:
+    """(n, 1 + levels) probabilities of all levels given covariates (n, m), by the logits of all but the first.
+
+    Args:
+        coefficients: (levels, 1 + m), of a constant and of the covariates.
+        z: (n, m).
+    """
+    logits = np.column_stack([np.zeros(len(z)), coefficients[:, 0] + z @ coefficients[:, 1:].T])
+    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(chances / chances.sum(axis=1, keepdims=True))
+
+
+def level_coefficients(z: Array, wide: Array, shares: Array, products: Array, ridge: Array) -> Array:
+    r"""(levels, 1 + m) logits under which all levels but the first have these shares, and products with covariates.
+
+    By Newton's steps, halved where one leads further away, on :math:`E[p_k(z) (1, w)] + \Lambda_k c_k = t_k`: linear
+    logits, as of covariates that are normal with one spread in every level, told by sums that were cut.
+
+    Args:
+        z: (n, m) points of the covariates, in scales.
+        wide: (n, m) w, the same as the sums have them.
+        shares: (levels,) positive, with a sum below 1.
+        products: (levels, m) means of w where a row has the level, and of 0 where it has not.
+        ridge: (levels, m) positive; how much holds a coefficient to 0, where no logits have such products.
+
+    >>> z = np.array([[-1.0], [1.0]])
+    >>> found = level_coefficients(z, z, np.array([0.4]), np.array([[0.2]]), np.array([[1e-9]]))
+    >>> level_chances(found, z).round(3).tolist()
+    [[0.8, 0.2], [0.4, 0.6]]
+    """
+    one, also = (np.column_stack([np.ones(len(z)), part]) for part in (z, wide))
+    levels, width = len(shares), one.shape[1]
+    target, held = np.column_stack([shares, products]), np.column_stack([np.full(levels, _LEAST_RIDGE), ridge])
+    found = np.zeros((levels, width))
+    found[:, 0] = np.log(shares / max(1 - float(shares.sum()), 1e-12))
+    scale = 1 / np.column_stack([shares, np.outer(shares, np.maximum(wide.std(axis=0), 1e-6))])
+
+    def gap(at: Array) -> tuple[Array, Array]:
+        chances = level_chances(at, z)[:, 1:]
+        return chances, chances.T @ also / len(z) - target + held * at
+
+    chances, left = gap(found)
+    for _ in range(_STEPS):
+        size = float(np.square(left * scale).sum())
+        if size < _SETTLED**2:
+            break
+        curve = np.diag(held.ravel())
+        for k in range(levels):
+            for other in range(levels):
+                weight = chances[:, k] * ((k == other) - chances[:, other]) / len(z)
+                rows, columns = slice(k * width, (k + 1) * width), slice(other * width, (other + 1) * width)
+                curve[rows, columns] += (also * weight[:, None]).T @ one
+        step = -np.linalg.solve(curve, left.ravel()).reshape(found.shape)
+        step *= min(1.0, _FARTHEST / float(np.abs(step).max()))
+        for _ in range(_HALVES):
+            there = gap(found + step)
+            if float(np.square(there[1] * scale).sum()) < size:
+                break
+            step = step / 2
+        else:
+            break
+        found, (chances, left) = found + step, there
+    # Where no logits have such products, those that come near have the shares all the same.
+    for _ in range(_STEPS):
+        chances = level_chances(found, z)[:, 1:]
+        away = shares - chances.mean(axis=0)
+        if float(np.abs(away).max()) < _SETTLED:
+            break
+        curve = np.diag(chances.mean(axis=0) + _LEAST_RIDGE) - chances.T @ chances / len(z)
+        found[:, 0] += np.clip(np.linalg.solve(curve, away), -1, 1)
+    return found

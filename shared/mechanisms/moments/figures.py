@@ -22,7 +22,6 @@ __all__ = [
     "BLOCKS",
     "TAILED",
     "cautions_of",
-    "levels_of",
     "names_of",
     "of_one_overlap",
     "plain",
@@ -73,21 +72,9 @@ TAILED = (
     "bounds of {name}; another answer has it as far as the mean moves it, and may be off by more. A larger ε, or "
     "{name} in bands or as its logarithm, tells more."
 )
-_LEVELS = (
-    "{name} has several levels, each of which the rows behind this answer have as a column of its own, and a row may "
-    "be drawn into two: its first level was seen with too large a share, and what differs between its levels much "
-    "nearer none than in the records, whatever the ε, which is not in the interval. Noisy tables tell both; an "
-    "outcome by {name} is told by the planned model."
-)
 _BEYOND = 0.05
 """Share of a normal law beyond the bounds from which a measurement is called skewed: as many as a 95 % interval leaves
 out. Worlds that settings are chosen by are far above it, or have next to none."""
-
-
-def levels_of(question: Estimand, design: Design) -> list[str]:
-    """Cautions of a question of synthetic rows that reads a nominal covariate."""
-    nominal = [factor.column.name for factor in design.factors if factor.column.name in question.columns]
-    return [_LEVELS.format(name=name) for name in nominal]
 
 
 @lru_cache(maxsize=16)

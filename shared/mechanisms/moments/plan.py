@@ -43,7 +43,6 @@ from shared.mechanisms.moments.figures import (
     BLOCKS,
     TAILED,
     cautions_of,
-    levels_of,
     names_of,
     of_one_overlap,
     planned_terms,
@@ -387,7 +386,7 @@ class MomentsPlan(LabelledFigures):
         }
         unmoved = tuple(sorted({j for j, _, _ in tails}))
         steps = [(tail, _with_tail(releases, design, unmoved, *place)) for place, tail in tails.items()]
-        warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved), *levels_of(question, design))
+        warnings = (_MODEL, *(TAILED.format(name=names[j]) for j in unmoved))
         rows = answer_from_rows(_pairs(releases, design, unmoved), steps, persons, question, levels, origin, warnings)
         smooth = question.kind == "mean" and question.outcome not in {names[j] for j in unmoved}
         beside = beside_margin([read(data, design) for data in releases if smooth], design, question.outcome)
