@@ -19,53 +19,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from shared.errors import SchemaRefusal
 from shared.proto import analysis_pb2 as analysis
 from shared.proto import collection_pb2 as pb
-from shared.wire.analyst_messages import (
-    DescribeRequest,
-    Document,
-    EntriesRequest,
-    ExplainRequest,
-    LogRequest,
-    QueryRequest,
-    ReleasesRequest,
-    RowsChunk,
-    RowsRequest,
-    StudiesRequest,
-)
-from shared.wire.site_messages import (
-    Acceptance,
-    AnchorReceipt,
-    Authorities,
-    AuthoritiesRequest,
-    Chunk,
-    CoordinatorLimits,
-    Enrolment,
-    EnrolRequest,
-    GapNoted,
-    GapReport,
-    Growth,
-    GrowthRequest,
-    Holding,
-    Holdings,
-    LimitsRequest,
-    LoggedEntry,
-    LogView,
-    MembershipReply,
-    MembershipRequest,
-    Offered,
-    OfferRequest,
-    Reminder,
-    Renewed,
-    Restoration,
-    Revoked,
-    RoundAnswer,
-    RoundReceipt,
-    RoundReply,
-    RoundRequest,
-    SignedDocument,
-    StudyRequest,
-    WatchRequest,
-    Withdrawn,
-)
+from shared.wire import analyst_messages as analyst
+from shared.wire import site_messages as site
 
 __all__ = [
     "ANALYSIS",
@@ -81,49 +36,49 @@ SERVICE = "tributary.collection.v1.Collection"
 ANALYSIS_SERVICE = "tributary.analysis.v1.Analysis"
 # -- to and from protocol buffers: fields of one name on both sides ------------------------------------------------
 _MESSAGES: Mapping[type, type[Message]] = {
-    EnrolRequest: pb.EnrolRequest,
-    Enrolment: pb.EnrolReply,
-    StudyRequest: pb.StudyRequest,
-    RoundRequest: pb.RoundRequest,
-    SignedDocument: pb.SignedDocument,
-    AnchorReceipt: pb.AnchorReply,
-    OfferRequest: pb.OfferRequest,
-    Offered: pb.OfferReply,
-    Chunk: pb.Chunk,
-    Acceptance: pb.AcceptanceReply,
-    Holding: pb.StatusReply.Holding,
-    Reminder: pb.StatusReply.Reminder,
-    Holdings: pb.StatusReply,
-    Withdrawn: pb.WithdrawalReply,
-    Revoked: pb.RevocationReply,
-    GrowthRequest: pb.GrowthRequest,
-    Growth: pb.GrowthReply,
-    WatchRequest: pb.WatchRequest,
-    LoggedEntry: pb.LoggedEntry,
-    Restoration: pb.LogView.Restoration,
-    LogView: pb.LogView,
-    GapReport: pb.GapReport,
-    GapNoted: pb.GapNoted,
-    Renewed: pb.RenewalReply,
-    AuthoritiesRequest: pb.AuthoritiesRequest,
-    Authorities: pb.AuthoritiesReply,
-    MembershipRequest: pb.MembershipRequest,
-    MembershipReply: pb.MembershipReply,
-    LimitsRequest: pb.LimitsRequest,
-    CoordinatorLimits: pb.LimitsReply,
-    RoundReply: pb.RoundReply,
-    RoundAnswer: pb.RoundAnswer,
-    RoundReceipt: pb.RoundReceipt,
-    StudiesRequest: analysis.StudiesRequest,
-    DescribeRequest: analysis.DescribeRequest,
-    ReleasesRequest: analysis.ReleasesRequest,
-    QueryRequest: analysis.QueryRequest,
-    RowsRequest: analysis.RowsRequest,
-    ExplainRequest: analysis.ExplainRequest,
-    LogRequest: analysis.LogRequest,
-    EntriesRequest: analysis.EntriesRequest,
-    Document: analysis.Document,
-    RowsChunk: analysis.RowsChunk,
+    site.EnrolRequest: pb.EnrolRequest,
+    site.Enrolment: pb.EnrolReply,
+    site.StudyRequest: pb.StudyRequest,
+    site.RoundRequest: pb.RoundRequest,
+    site.SignedDocument: pb.SignedDocument,
+    site.AnchorReceipt: pb.AnchorReply,
+    site.OfferRequest: pb.OfferRequest,
+    site.Offered: pb.OfferReply,
+    site.Chunk: pb.Chunk,
+    site.Acceptance: pb.AcceptanceReply,
+    site.Holding: pb.StatusReply.Holding,
+    site.Reminder: pb.StatusReply.Reminder,
+    site.Holdings: pb.StatusReply,
+    site.Withdrawn: pb.WithdrawalReply,
+    site.Revoked: pb.RevocationReply,
+    site.GrowthRequest: pb.GrowthRequest,
+    site.Growth: pb.GrowthReply,
+    site.WatchRequest: pb.WatchRequest,
+    site.LoggedEntry: pb.LoggedEntry,
+    site.Restoration: pb.LogView.Restoration,
+    site.LogView: pb.LogView,
+    site.GapReport: pb.GapReport,
+    site.GapNoted: pb.GapNoted,
+    site.Renewed: pb.RenewalReply,
+    site.AuthoritiesRequest: pb.AuthoritiesRequest,
+    site.Authorities: pb.AuthoritiesReply,
+    site.MembershipRequest: pb.MembershipRequest,
+    site.MembershipReply: pb.MembershipReply,
+    site.LimitsRequest: pb.LimitsRequest,
+    site.CoordinatorLimits: pb.LimitsReply,
+    site.RoundReply: pb.RoundReply,
+    site.RoundAnswer: pb.RoundAnswer,
+    site.RoundReceipt: pb.RoundReceipt,
+    analyst.StudiesRequest: analysis.StudiesRequest,
+    analyst.DescribeRequest: analysis.DescribeRequest,
+    analyst.ReleasesRequest: analysis.ReleasesRequest,
+    analyst.QueryRequest: analysis.QueryRequest,
+    analyst.RowsRequest: analysis.RowsRequest,
+    analyst.ExplainRequest: analysis.ExplainRequest,
+    analyst.LogRequest: analysis.LogRequest,
+    analyst.EntriesRequest: analysis.EntriesRequest,
+    analyst.Document: analysis.Document,
+    analyst.RowsChunk: analysis.RowsChunk,
 }
 """A new message is a dataclass, a protocol buffer with fields of the same names, and a line here."""
 _VALUES = {made.DESCRIPTOR.full_name: kind for kind, made in _MESSAGES.items()}
@@ -133,7 +88,7 @@ def _write(value: Any) -> Message:
     """The protocol buffer of a value, and of those in it; None is absence, a proof is its parts."""
     if isinstance(value, tuple):
         return pb.MerkleProof(parts=value)
-    if isinstance(value, Enrolment | Offered):
+    if isinstance(value, site.Enrolment | site.Offered):
         return _write_outcome(value)
     made = _MESSAGES[type(value)]
     given: dict[str, Any] = {}
@@ -150,7 +105,7 @@ def _read(message: Any) -> Any:
     if isinstance(message, pb.MerkleProof):
         return tuple(message.parts)
     kind = _VALUES[message.DESCRIPTOR.full_name]
-    if kind in (Enrolment, Offered):
+    if kind in (site.Enrolment, site.Offered):
         return _read_outcome(message)
     given: dict[str, Any] = {}
     for part in fields(kind):
@@ -170,8 +125,8 @@ def _read(message: Any) -> Any:
 
 
 # Two answers are one of several things, which the wire keeps apart and the value holds side by side.
-def _write_outcome(value: Enrolment | Offered) -> Message:
-    if isinstance(value, Offered):
+def _write_outcome(value: site.Enrolment | site.Offered) -> Message:
+    if isinstance(value, site.Offered):
         if value.acceptance is not None:
             return pb.OfferReply(acceptance=_write(value.acceptance))
         return pb.OfferReply(offset=value.offset)
@@ -182,15 +137,15 @@ def _write_outcome(value: Enrolment | Offered) -> Message:
     return pb.EnrolReply(refused=pb.EnrolReply.Refused(reason=value.reason))
 
 
-def _read_outcome(message: Any) -> Enrolment | Offered:
+def _read_outcome(message: Any) -> site.Enrolment | site.Offered:
     outcome = message.WhichOneof("outcome")
     if outcome == "offset":
-        return Offered(offset=message.offset)
+        return site.Offered(offset=message.offset)
     if outcome == "acceptance":
-        return Offered(acceptance=_read(message.acceptance))
+        return site.Offered(acceptance=_read(message.acceptance))
     if outcome is not None:
         ((part, text),) = getattr(message, outcome).ListFields() or [(None, "")]
-        return Enrolment(state=outcome, **({} if part is None else {part.name: text}))
+        return site.Enrolment(state=outcome, **({} if part is None else {part.name: text}))
     if isinstance(message, pb.OfferReply):
         raise SchemaRefusal("the answer to an offer must be an offset or an acceptance")
     raise SchemaRefusal("an enrolment must be pending, accepted or refused")
@@ -199,7 +154,7 @@ def _read_outcome(message: Any) -> Enrolment | Offered:
 def encode(value: Any) -> bytes:
     """The bytes of a message.
 
-    >>> decode(StudyRequest, encode(StudyRequest(study="heart")))
+    >>> decode(site.StudyRequest, encode(site.StudyRequest(study="heart")))
     StudyRequest(study='heart')
     """
     return _write(value).SerializeToString(deterministic=True)
@@ -241,33 +196,33 @@ class Method:
 
 
 COLLECTION: Mapping[str, Method] = {
-    "Enrol": Method(request=EnrolRequest, reply=Enrolment),
-    "FetchPlan": Method(request=StudyRequest, reply=SignedDocument),
-    "Anchor": Method(request=SignedDocument, reply=AnchorReceipt),
-    "Offer": Method(request=OfferRequest, reply=Offered),
-    "Upload": Method(request=Chunk, reply=Acceptance, stream=True),
-    "Status": Method(request=StudyRequest, reply=Holdings),
-    "Withdraw": Method(request=SignedDocument, reply=Withdrawn),
-    "RevokeStanding": Method(request=SignedDocument, reply=Revoked),
-    "Growth": Method(request=GrowthRequest, reply=Growth),
-    "Watch": Method(request=WatchRequest, reply=LogView),
-    "ReportGap": Method(request=GapReport, reply=GapNoted),
-    "NextRound": Method(request=RoundRequest, reply=RoundReply),
-    "UploadRound": Method(request=RoundAnswer, reply=RoundReceipt),
-    "Clock": Method(request=SignedDocument, reply=SignedDocument),
-    "Renew": Method(request=SignedDocument, reply=Renewed),
-    "Authorities": Method(request=AuthoritiesRequest, reply=Authorities),
-    "Membership": Method(request=MembershipRequest, reply=MembershipReply),
-    "Limits": Method(request=LimitsRequest, reply=CoordinatorLimits),
+    "Enrol": Method(request=site.EnrolRequest, reply=site.Enrolment),
+    "FetchPlan": Method(request=site.StudyRequest, reply=site.SignedDocument),
+    "Anchor": Method(request=site.SignedDocument, reply=site.AnchorReceipt),
+    "Offer": Method(request=site.OfferRequest, reply=site.Offered),
+    "Upload": Method(request=site.Chunk, reply=site.Acceptance, stream=True),
+    "Status": Method(request=site.StudyRequest, reply=site.Holdings),
+    "Withdraw": Method(request=site.SignedDocument, reply=site.Withdrawn),
+    "RevokeStanding": Method(request=site.SignedDocument, reply=site.Revoked),
+    "Growth": Method(request=site.GrowthRequest, reply=site.Growth),
+    "Watch": Method(request=site.WatchRequest, reply=site.LogView),
+    "ReportGap": Method(request=site.GapReport, reply=site.GapNoted),
+    "NextRound": Method(request=site.RoundRequest, reply=site.RoundReply),
+    "UploadRound": Method(request=site.RoundAnswer, reply=site.RoundReceipt),
+    "Clock": Method(request=site.SignedDocument, reply=site.SignedDocument),
+    "Renew": Method(request=site.SignedDocument, reply=site.Renewed),
+    "Authorities": Method(request=site.AuthoritiesRequest, reply=site.Authorities),
+    "Membership": Method(request=site.MembershipRequest, reply=site.MembershipReply),
+    "Limits": Method(request=site.LimitsRequest, reply=site.CoordinatorLimits),
 }
 ANALYSIS: Mapping[str, Method] = {
-    "Studies": Method(request=StudiesRequest, reply=Document),
-    "Describe": Method(request=DescribeRequest, reply=Document),
-    "Releases": Method(request=ReleasesRequest, reply=Document),
-    "Query": Method(request=QueryRequest, reply=Document),
-    "Rows": Method(request=RowsRequest, reply=RowsChunk, reply_stream=True),
-    "Explain": Method(request=ExplainRequest, reply=Document),
-    "Log": Method(request=LogRequest, reply=Document),
-    "Watch": Method(request=WatchRequest, reply=LogView),
-    "Entries": Method(request=EntriesRequest, reply=Document),
+    "Studies": Method(request=analyst.StudiesRequest, reply=analyst.Document),
+    "Describe": Method(request=analyst.DescribeRequest, reply=analyst.Document),
+    "Releases": Method(request=analyst.ReleasesRequest, reply=analyst.Document),
+    "Query": Method(request=analyst.QueryRequest, reply=analyst.Document),
+    "Rows": Method(request=analyst.RowsRequest, reply=analyst.RowsChunk, reply_stream=True),
+    "Explain": Method(request=analyst.ExplainRequest, reply=analyst.Document),
+    "Log": Method(request=analyst.LogRequest, reply=analyst.Document),
+    "Watch": Method(request=site.WatchRequest, reply=site.LogView),
+    "Entries": Method(request=analyst.EntriesRequest, reply=analyst.Document),
 }
