@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed, parse_json
+from shared.base.typed import is_number, is_whole
 from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding
@@ -79,20 +80,15 @@ class SiteFloors:
         must(apart is None or isinstance(apart, bool), "floors.author_apart must be true or false", apart)
         for name, least in (("persons", 50), ("rare_level", 10), ("approvals", 1), ("minimum_k", 10)):
             value = getattr(self, name)
-            whole = value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+            whole = value is None or (is_whole(value) and value >= least)
             must(whole, f"floors.{name} must be a whole number of at least {least}", value, "Floors only tighten.")
         for name in ("membership_auc", "own_row_linkage", "extreme_linkage"):
             value = getattr(self, name)
-            number = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-            must(number and (value is None or 0 < value <= 1), f"floors.{name} must be in (0, 1]", value)
-        share = self.still_present
-        number = share is None or (isinstance(share, (int, float)) and not isinstance(share, bool))
-        must(
-            number and (share is None or STILL_PRESENT <= share <= 1),
-            f"floors.still_present must be in [{STILL_PRESENT:g}, 1]",
-            share,
-            "Floors only tighten.",
-        )
+            share = value is None or (is_number(value) and 0 < value <= 1)
+            must(share, f"floors.{name} must be in (0, 1]", value)
+        present = self.still_present
+        share = present is None or (is_number(present) and STILL_PRESENT <= present <= 1)
+        must(share, f"floors.still_present must be in [{STILL_PRESENT:g}, 1]", present, "Floors only tighten.")
 
     def require_named(self, plan: StudyPlan) -> None:
         """Raises: PlanRefusal, where this site asks for `minimum_k` of rows that follow records, and none is named."""
@@ -123,7 +119,7 @@ class SiteBudget:
     def __post_init__(self) -> None:
         for name, most in (("epsilon", 1e308), ("delta", 1e-3), ("worst_epsilon", 1e308)):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= most
+            number = is_number(value) and 0 < value <= most
             must(number or (name != "delta" and value is None), f"budget.site_{name} must be positive", value)
 
     def require_worst(self, plan: StudyPlan) -> None:
@@ -242,11 +238,10 @@ class SiteConfig:
         must(bool(host) and port.isdigit(), "address must be host:port", repr(self.address))
         must(isinstance(self.courier, bool), "courier must be true or false", self.courier)
         memory = self.memory_mb
-        number = memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory >= 256)
+        number = memory is None or (is_whole(memory) and memory >= 256)
         must(number, "memory_mb must be a whole number of at least 256 megabytes", memory)
-        whole = isinstance(self.threshold, int) and not isinstance(self.threshold, bool)
         must(
-            whole and 1 <= self.threshold <= max(1, len(self.leads)),
+            is_whole(self.threshold) and 1 <= self.threshold <= max(1, len(self.leads)),
             "threshold must be between 1 and the number of leads",
             self.threshold,
         )

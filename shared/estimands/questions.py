@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from shared.base.typed import is_number
 from shared.errors import ParameterError
 from shared.estimands.fits.accelerated import Law
 from shared.estimands.fits.cox import Ties
@@ -525,8 +526,7 @@ def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
     given = {}
     for name, value in options.items():
         if value not in (None, ""):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            given[name] = Node("number", float(value)) if number else parse(str(value))
+            given[name] = Node("number", float(value)) if is_number(value) else parse(str(value))
     return _formula(kind, parse(formula), given)
 
 

@@ -34,6 +34,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.typed import is_whole
 from shared.errors import PlanChanged, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import must
 from shared.plans.training import PrivateTraining, Reference, Training
@@ -122,11 +123,7 @@ class Federated:
             ("most_records", MOST_RECORDS),
         ):
             value = getattr(self, name)
-            must(
-                isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most,
-                f"federated.{name} must be in 1..{most}",
-                value,
-            )
+            must(is_whole(value) and 1 <= value <= most, f"federated.{name} must be in 1..{most}", value)
         must(self.steps <= 100_000, "federated.rounds times federated.local_steps must be at most 100000", self.steps)
         must(0 < self.rate <= 1, "federated.rate must be in (0, 1]", self.rate)
         for name in ("noise_multiplier", "clip", "step_size", "server_rate", "floor"):

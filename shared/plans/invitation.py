@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes
 
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.keys import PublicKey
+from shared.base.typed import is_whole
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
 if TYPE_CHECKING:
@@ -192,8 +193,7 @@ class Invitation:
             isinstance(body.get(name), list) and all(isinstance(item, str) for item in body[name])
             for name in ("studies", "leads")
         )
-        threshold = body.get("threshold")
-        whole = isinstance(threshold, int) and not isinstance(threshold, bool)
+        whole = is_whole(body.get("threshold"))
         if not (lists and whole and all(isinstance(body.get(name), str) for name in texts)):
             raise SchemaRefusal("an invitation must have every field, each of its type", given="another form")
         try:

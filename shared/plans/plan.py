@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.base.typed import is_number, is_whole
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
 from shared.mechanisms.base import MechanismPlan, must
 from shared.mechanisms.kinds import kind
@@ -321,7 +322,7 @@ class StudyPlan:
         unknown = ", ".join(repr(name) for name in given if name not in columns)
         must(not unknown, "[quasi_identifiers] must name columns of the dictionary", unknown)
         for name, width in given.items():
-            number = isinstance(width, int | float) and not isinstance(width, bool) and 0 < width < math.inf
+            number = is_number(width) and 0 < width < math.inf
             must(number, f"quasi_identifiers.{name} must be the width of a band, above 0", repr(width)[:40])
             if columns[name].kind in NUMERIC:
                 lower, upper = columns[name].span
@@ -571,14 +572,10 @@ def read_section(kind: Any, given: Any, where: str) -> Any:
         elif kind is Federated and key == "reference":
             value = read_reference(value, lambda known, place: read_section(Reference, known, place))
         elif types[key].startswith("float") and value is not None:
-            must(
-                isinstance(value, (int, float)) and not isinstance(value, bool),
-                f"{where}.{key} must be a number",
-                value,
-            )
+            must(is_number(value), f"{where}.{key} must be a number", value)
             value = float(value)
         elif types[key] == "int":
-            must(isinstance(value, int) and not isinstance(value, bool), f"{where}.{key} must be a whole number", value)
+            must(is_whole(value), f"{where}.{key} must be a whole number", value)
         out[key] = value
     return kind(**out)
 

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.base.typed import is_whole
 from shared.errors import CertificateRefusal, SchemaRefusal
 from shared.plans.invitation import certificate_fingerprint, certificate_of, is_plain_word, no_certificate
 
@@ -174,7 +175,7 @@ class RenewalRequest:
         _must(_texts(self, "site", "serial", "head", "csr_pem", "day"), "a request's fields must be texts")
         _must(is_plain_word(self.site), "a request's site must be a plain word")
         _must(0 < len(self.serial) <= 40 and set(self.serial) <= _HEX, "a request's serial must be hexadecimal")
-        whole = isinstance(self.seq, int) and not isinstance(self.seq, bool) and 0 <= self.seq < 1 << 53
+        whole = is_whole(self.seq) and 0 <= self.seq < 1 << 53
         _must(whole, "a request's seq must be a count")
         _must(len(self.head) == 64 and set(self.head) <= _HEX, "a request's head must be a SHA-256")
 

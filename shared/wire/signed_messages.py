@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shared.base.canonical import canonical_json, closed, parse_json
 from shared.base.chain import LINKS_CAP, extend_head
 from shared.base.keys import Envelope, PublicKey, SigningKey
+from shared.base.typed import is_whole
 from shared.errors import SchemaRefusal, SignatureRefusal, TooLarge
 from shared.wire.message_limits import is_digest, is_word, must
 
@@ -57,7 +58,7 @@ class AnchorHead:
 
     def __post_init__(self) -> None:
         for value in (self.seq, self.after):
-            must(isinstance(value, int) and not isinstance(value, bool), "an anchor's numbers must be whole")
+            must(is_whole(value), "an anchor's numbers must be whole")
         must(0 <= self.after <= self.seq < 1 << 53, "an anchor's seq must be a count, and not before what it is after")
         must(isinstance(self.head, str) and is_digest(self.head), "an anchor's head must be a SHA-256")
         must(isinstance(self.site, str) and is_word(self.site), "an anchor's site must be a plain word")

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from shared.base.randomness import MAX_RATIO
+from shared.base.typed import is_list, is_number
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
 from shared.mechanisms.base import Facts, must
 from shared.mechanisms.labelled import LabelledFigures, Layout
@@ -87,14 +88,12 @@ class CrossProductsPlan(LabelledFigures):
         )
 
     def __post_init__(self) -> None:
-        number = isinstance(self.epsilon, int | float) and not isinstance(self.epsilon, bool)
         must(
-            number and 0 < self.epsilon <= _MOST_EPSILON,
+            is_number(self.epsilon) and 0 < self.epsilon <= _MOST_EPSILON,
             f"release.epsilon must be in (0, {_MOST_EPSILON:g}]",
             repr(self.epsilon)[:40],
         )
-        listed = isinstance(self.columns, Sequence) and not isinstance(self.columns, str)
-        listed = listed and all(isinstance(name, str) for name in self.columns)
+        listed = is_list(self.columns) and all(isinstance(name, str) for name in self.columns)
         must(
             listed and _FEWEST <= len(self.columns) <= _MOST and len(set(self.columns)) == len(self.columns),
             f"release.columns must be {_FEWEST} to {_MOST} different columns",
@@ -408,4 +407,4 @@ def noised(steps: NDArray[np.int64], square: NDArray[np.bool_], sigma: float, rn
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.base.typed import is_list, is_number, is_whole
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.formulas import Node, parse
 from shared.mechanisms.base import Facts, must, unit
@@ -124,23 +125,15 @@ class DensitiesPlan(LabelledFigures):
     before: ClassVar[Mapping[str, Any]] = {"sensitivity": "norms"}
 
     def __post_init__(self) -> None:
-        must(
-            isinstance(self.epsilon, int | float)
-            and not isinstance(self.epsilon, bool)
-            and 0 < self.epsilon < math.inf,
-            "release.epsilon must be positive and finite",
-            self.epsilon,
-        )
-        whole = isinstance(self.persons, int) and not isinstance(self.persons, bool)
-        must(whole and self.persons >= 1, "release.persons must be at least 1", self.persons)
+        positive = is_number(self.epsilon) and 0 < self.epsilon < math.inf
+        must(positive, "release.epsilon must be positive and finite", self.epsilon)
+        must(is_whole(self.persons) and self.persons >= 1, "release.persons must be at least 1", self.persons)
         groups = self.densities
-        listed = isinstance(groups, Sequence) and not isinstance(groups, str) and bool(groups)
-        listed = listed and all(isinstance(group, Sequence) and not isinstance(group, str) for group in groups)
+        listed = is_list(groups) and bool(groups) and all(map(is_list, groups))
         must(listed, 'release.densities must be groups of columns: [["chol"], ["sbp", "dbp"]]', "other")
         object.__setattr__(self, "densities", tuple(tuple(map(str, group)) for group in groups))
         object.__setattr__(self, "epsilon", float(self.epsilon))
-        named = isinstance(self.alike, Sequence) and not isinstance(self.alike, str)
-        named = named and all((name,) in self.densities for name in self.alike)
+        named = is_list(self.alike) and all((name,) in self.densities for name in self.alike)
         must(named, "release.alike must name columns that have a density of their own", repr(self.alike)[:60])
         object.__setattr__(self, "alike", tuple(self.alike))
         must(self.basis in BASES, f"release.basis must be one of {', '.join(BASES)}", repr(self.basis)[:60])
@@ -180,8 +173,8 @@ class DensitiesPlan(LabelledFigures):
         object.__setattr__(self, "bounds", {name: tuple(map(float, pair)) for name, pair in self.bounds.items()})
         if self.level is not None:
             finest = min(_FINEST.get(len(group), 1) for group in self.densities)
-            whole = isinstance(self.level, int) and not isinstance(self.level, bool)
-            must(whole and 2 <= self.level <= finest, f"release.level must be in 2..{finest}", self.level)
+            whole = is_whole(self.level) and 2 <= self.level <= finest
+            must(whole, f"release.level must be in 2..{finest}", self.level)
 
     def require(self, plan: StudyPlan) -> None:
         """Known numeric columns, and densities of a size that can be released."""
@@ -455,11 +448,9 @@ def _binned(
 
 
 def _is_pair(given: object) -> bool:
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+    if not is_list(given) or len(given) != 2:
         return False
-    if any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in given):
-        return False
-    return bool(given[0] < given[1])
+    return all(is_number(one) and math.isfinite(one) for one in given) and bool(given[0] < given[1])
 
 
 def together(groups: Sequence[Group]) -> privacy.Event:

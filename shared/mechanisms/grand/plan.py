@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
+from shared.base.typed import is_number, is_whole
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Answering, EdgeRules, Effort, Extent, Facts, must, other_record
 from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, first_number, flat, unsorted
@@ -105,17 +106,12 @@ class GrandPlan(Answering):
     fits: ClassVar[str] = "model"
 
     def __post_init__(self) -> None:
-        must(
-            isinstance(self.epsilon, int | float)
-            and not isinstance(self.epsilon, bool)
-            and 0 < self.epsilon < math.inf,
-            "release.epsilon must be positive and finite",
-            self.epsilon,
-        )
+        positive = is_number(self.epsilon) and 0 < self.epsilon < math.inf
+        must(positive, "release.epsilon must be positive and finite", self.epsilon)
         object.__setattr__(self, "epsilon", float(self.epsilon))
         must(self.model in _MODELS, f"release.model must be one of {', '.join(_MODELS)}", repr(self.model)[:40])
         for name, value in (("d", self.d), ("most", self.most)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 32
+            whole = is_whole(value) and 1 <= value <= 32
             must(whole or (name == "d" and value is None), f"release.{name} must be a whole number in 1..32", value)
         must(isinstance(self.directed, bool), "release.directed must be true or false", self.directed)
         must(
@@ -130,9 +126,8 @@ class GrandPlan(Answering):
         self._check_label()
 
     def _check_label(self) -> None:
-        whole = isinstance(self.communities, int) and not isinstance(self.communities, bool)
         must(
-            self.communities is None or (whole and 2 <= self.communities <= MOST_COMMUNITIES),
+            self.communities is None or (is_whole(self.communities) and 2 <= self.communities <= MOST_COMMUNITIES),
             f"release.communities must be a whole number in 2..{MOST_COMMUNITIES}",
             repr(self.communities)[:40],
             "Leave it out where persons are to be released without a community.",
@@ -151,7 +146,7 @@ class GrandPlan(Answering):
         )
         share = self.label_share
         must(
-            isinstance(share, int | float) and not isinstance(share, bool) and 0.05 <= share <= 0.95,
+            is_number(share) and 0.05 <= share <= 0.95,
             "release.label_share must be in [0.05, 0.95]",
             repr(share)[:40],
         )

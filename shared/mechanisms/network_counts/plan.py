@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from shared.base.typed import is_list, is_number, is_whole
 from shared.errors import SchemaRefusal
 from shared.mechanisms.base import EdgeRules, Effort, Facts, must
 from shared.mechanisms.grand.edges import adjacency
@@ -110,19 +111,21 @@ class NetworkCountsPlan(LabelledFigures):
 
     def __post_init__(self) -> None:
         epsilon = self.epsilon
-        number = isinstance(epsilon, int | float) and not isinstance(epsilon, bool)
-        must(number and 0 < epsilon < math.inf, "release.epsilon must be positive and finite", repr(epsilon)[:40])
+        must(
+            is_number(epsilon) and 0 < epsilon < math.inf,
+            "release.epsilon must be positive and finite",
+            repr(epsilon)[:40],
+        )
         object.__setattr__(self, "epsilon", float(epsilon))
         for name in ("most_contacts", "most_paths", "most_triangles"):
             value = getattr(self, name)
             most = _MOST if name == "most_contacts" else _MOST**2
-            whole = isinstance(value, int) and not isinstance(value, bool) and _LEAST <= value <= most
+            whole = is_whole(value) and _LEAST <= value <= most
             left_out = value is None and name != "most_contacts"
             must(whole or left_out, f"release.{name} must be a whole number in {_LEAST}..{most}", repr(value)[:40])
         for name, known in (("figures", FIGURES), ("by", None)):
             value = getattr(self, name)
-            listed = isinstance(value, Sequence) and not isinstance(value, str)
-            listed = listed and len(set(value)) == len(value) and all(isinstance(one, str) for one in value)
+            listed = is_list(value) and len(set(value)) == len(value) and all(isinstance(one, str) for one in value)
             listed = listed and (known is None or set(value) <= set(known))
             rule = "different columns" if known is None else f"some of {', '.join(known)}"
             must(listed, f"release.{name} must be a list of {rule}", repr(value)[:60])

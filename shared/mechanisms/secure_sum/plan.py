@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
+from shared.base.typed import is_list, is_number
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan
@@ -125,12 +126,8 @@ class SecureSumPlan(Aggregates):
     def __post_init__(self) -> None:
         for name in ("responses", "covariates", "variants"):
             value = getattr(self, name)
-            listed = isinstance(value, Sequence) and not isinstance(value, str)
-            must(
-                listed,
-                f"release.{name} must be a list of {'questions' if name == 'variants' else 'columns'}",
-                repr(value)[:60],
-            )
+            what = "questions" if name == "variants" else "columns"
+            must(is_list(value), f"release.{name} must be a list of {what}", repr(value)[:60])
             object.__setattr__(self, name, tuple(value))
         must(
             self.coefficient in self.covariates,
@@ -186,8 +183,7 @@ class SecureSumPlan(Aggregates):
     def _require_further(self) -> None:
         given = self.further
         named = isinstance(given, Mapping) and all(
-            isinstance(units, int | float) and not isinstance(units, bool) and 0 < units < math.inf
-            for units in given.values()
+            is_number(units) and 0 < units < math.inf for units in given.values()
         )
         must(named, "release.further must be a table of covariates, each with its units", repr(given)[:60])
         object.__setattr__(self, "further", {name: float(given[name]) for name in sorted(given)})

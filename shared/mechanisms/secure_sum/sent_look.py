@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from shared.base.typed import is_whole
 from shared.errors import ParameterError, SchemaRefusal
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival
@@ -332,5 +333,5 @@ def _rows(values: NDArray[np.float64]) -> Rows:
 def _frozen(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_frozen(one) for one in value)
-    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST
+    whole = is_whole(value) and abs(value) <= _MOST
     return float(value) if whole or (isinstance(value, float) and math.isfinite(value)) else value

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from shared.base.canonical import canonical_json
 from shared.base.keys import PublicKey
+from shared.base.typed import is_whole
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.accountant import Gaussian
 from shared.privacy.grids import grid_for, rounding_reach
@@ -146,7 +147,7 @@ class SumTerms:
 
 
 def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return is_whole(value) and value >= least
 
 
 def _must(holds: bool, must: str, given: object) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from shared.base.process import deferred
+from shared.base.typed import is_number, is_whole
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Effort, Extent, Facts, balanced, must, unit, widest
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
@@ -57,16 +58,15 @@ class SlicingPlan(Aggregates):
         most = {"epsilon": MOST_EPSILON, "sigma": math.inf}
         for name in given:
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            number = is_number(value) and math.isfinite(value)
             must(
                 number and 0 < value <= most[name],
                 f"release.{name} must be a number in (0, {most[name]:g}]",
                 repr(value)[:40],
             )
         if self.slices is not None:
-            whole = isinstance(self.slices, int) and not isinstance(self.slices, bool)
             must(
-                whole and 1 <= self.slices <= MOST_SLICES,
+                is_whole(self.slices) and 1 <= self.slices <= MOST_SLICES,
                 f"release.slices must be a whole number in 1..{MOST_SLICES}",
                 repr(self.slices)[:40],
             )

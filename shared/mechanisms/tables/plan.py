@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from shared.base.typed import is_list
 from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Facts, must
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
@@ -74,17 +75,11 @@ class TablesPlan(LabelledFigures):
         must(isinstance(self.bins, Mapping), "release.bins must be a table of numbers by column", repr(self.bins))
         object.__setattr__(self, "bins", dict(self.bins))
         if self.pairs is not None:
-            listed = isinstance(self.pairs, Sequence) and not isinstance(self.pairs, str)
-            listed = listed and all(isinstance(p, Sequence) and not isinstance(p, str) for p in self.pairs)
-            must(
-                listed and all(len(pair) == 2 for pair in self.pairs), "release.pairs must be pairs of columns", "other"
-            )
+            pairs = is_list(self.pairs) and all(is_list(pair) and len(pair) == 2 for pair in self.pairs)
+            must(pairs, "release.pairs must be pairs of columns", "other")
             object.__setattr__(self, "pairs", tuple(tuple(map(str, pair)) for pair in self.pairs))
-        listed = isinstance(self.zeros, Sequence) and not isinstance(self.zeros, str)
-        listed = listed and all(
-            isinstance(one, Mapping)
-            and len(one) == 2
-            and all(isinstance(cells, Sequence) and not isinstance(cells, str) and cells for cells in one.values())
+        listed = is_list(self.zeros) and all(
+            isinstance(one, Mapping) and len(one) == 2 and all(is_list(cells) and cells for cells in one.values())
             for one in self.zeros
         )
         must(listed, "release.zeros must each be of two columns, a list of what nobody has in both", "others")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from shared.base.typed import is_number
 from site_agent.records.mapping.formulas import SPANS, columns_of
 from site_agent.records.mapping.toml_form import must
 
@@ -50,7 +51,7 @@ class Recoding:
         must(self.decimal in ("", ","), "decimal must be ',' or left out", repr(self.decimal))
         for name in ("factor", "offset"):
             value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            number = is_number(value) and math.isfinite(value)
             must(number and (name == "offset" or value != 0), f"{name} must be a number, and no factor 0", value)
             object.__setattr__(self, name, float(value))
         for name in ("unit", "analyte"):
@@ -168,7 +169,7 @@ class FollowUp:
                 dt.date.fromisoformat(self.until)
             except ValueError:
                 must(False, "follow_up.until must be a day as 2024-12-31", "another form", _STEP)
-        number = isinstance(self.horizon, (int, float)) and not isinstance(self.horizon, bool)
+        number = is_number(self.horizon)
         positive = self.horizon is None or (number and math.isfinite(self.horizon) and self.horizon > 0)
         must(positive, "follow_up.horizon must be a positive number", "another", _STEP)
         object.__setattr__(self, "horizon", None if self.horizon is None else float(self.horizon))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shared.base.typed import is_number
 from shared.errors import DataFileRefusal, DictionaryRefusal, UsageRefusal, require
 from site_agent.records.readers.base import FormatReader
 
@@ -60,10 +61,7 @@ class _Excel(FormatReader):
         table = pd.DataFrame([[row[k] for k in places] for row in records], dtype=object)
         table = table.reindex(columns=range(len(places)))
         for k, place in enumerate(places):
-            long = sum(
-                isinstance(cell, int | float) and not isinstance(cell, bool) and abs(cell) >= DIGITS
-                for cell in table[k]
-            )
+            long = sum(is_number(cell) and abs(cell) >= DIGITS for cell in table[k])
             if long:
                 raise DictionaryRefusal(
                     f"column {names[place]!r} must hold no number of more than 15 digits: Excel keeps no more of one",
