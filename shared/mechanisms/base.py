@@ -15,11 +15,12 @@ one step from the checked records; a network is fitted and drawn from its edges,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, Unpack
 
-from shared.errors import EstimateRefusal, PlanRefusal
+from shared.errors import EstimateRefusal, ParameterError, PlanRefusal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "Facts",
     "MechanismPlan",
     "balanced",
+    "by_plan",
     "may_share_persons",
     "must",
     "other_record",
@@ -48,6 +50,9 @@ __all__ = [
     "unit",
     "widest",
 ]
+
+ReleasedTables: TypeAlias = "Sequence[tuple[pd.DataFrame, int]]"
+"""Released tables, each with its number of persons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +260,7 @@ class Answering(MechanismPlan):
     """A mechanism whose releases answer questions themselves: no regression on released rows would be right."""
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self, plan: StudyPlan, tables: ReleasedTables, *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """Synthetic tables of the dictionary, fitted to released figures: post-processing.
 
@@ -275,7 +280,7 @@ class Answering(MechanismPlan):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],
@@ -294,12 +299,7 @@ class Answering(MechanismPlan):
         """Refuse a question that no release under this plan answers. Raises: EstimateRefusal."""
 
     def together(
-        self,
-        plan: StudyPlan,
-        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
-        question: Estimand,
-        *,
-        origins: Mapping[str, Origin],
+        self, plan: StudyPlan, sites: Mapping[str, ReleasedTables], question: Estimand, *, origins: Mapping[str, Origin]
     ) -> dict[str, list[Estimate]]:
         """Site to its answer, where sites that released under one plan say more of each other; empty where not.
 
@@ -468,6 +468,15 @@ def widest(words: Iterable[object]) -> int:
     3
     """
     return max((len(str(word).encode()) for word in words), default=0)
+
+
+@contextmanager
+def by_plan() -> Iterator[None]:
+    """Within it a refusal of a mechanism's parameters is one of the plan that gives them. Raises: PlanRefusal."""
+    try:
+        yield
+    except ParameterError as error:
+        raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
 
 
 def must(holds: bool, rule: str, given: object, step: str = "Correct the plan.") -> None:

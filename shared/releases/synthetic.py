@@ -30,6 +30,7 @@ from shared.terminal import VerbAnswer, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shared.mechanisms.base import ReleasedTables
     from shared.plans.plan import StudyPlan
 
 Drawing: TypeAlias = "Callable[..., list[pd.DataFrame]]"
@@ -83,7 +84,7 @@ class Synthesis:
     def __init__(
         self,
         plan: StudyPlan,
-        figures: Sequence[tuple[pd.DataFrame, int]],
+        figures: ReleasedTables,
         *,
         about: Mapping[str, Any],
         still: Callable[[], None] = lambda: None,

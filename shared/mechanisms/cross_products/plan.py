@@ -24,7 +24,7 @@ import numpy as np
 from shared.base.randomness import MAX_RATIO
 from shared.base.typed import is_list, is_number
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
-from shared.mechanisms.base import Facts, must
+from shared.mechanisms.base import Facts, ReleasedTables, must
 from shared.mechanisms.labelled import LabelledFigures, Layout
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC
@@ -350,7 +350,7 @@ class CrossProductsPlan(LabelledFigures):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.base.typed import is_list, is_number, is_whole
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
+from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
 from shared.estimands.formulas import Node, parse
-from shared.mechanisms.base import Facts, must, unit
+from shared.mechanisms.base import Facts, ReleasedTables, by_plan, must, unit
 from shared.mechanisms.densities.groups import Counted, Cuts, Group, Histogram, Reports, Smooth, basis_of, bounds
 from shared.mechanisms.densities.local import LEAST, MOST, LocalCounts, better
 from shared.mechanisms.densities.noise import Grid
@@ -200,10 +200,8 @@ class DensitiesPlan(LabelledFigures):
                 ", ".join(sorted(gaps)),
                 'Write basis = "haar", or leave incomplete records out by missing = "complete_case".',
             )
-        try:
+        with by_plan():
             groups = self.groups(plan)
-        except ParameterError as error:
-            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
         figures = sum(len(group.labels) for group in groups)
         must(figures <= _MOST_CELLS, f"release.densities must have at most {_MOST_CELLS} cells", figures)
 
@@ -337,7 +335,7 @@ class DensitiesPlan(LabelledFigures):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],

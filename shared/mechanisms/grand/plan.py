@@ -28,13 +28,23 @@ network, one *from* a person of an earlier wave stands in ``reached_by``. `union
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.base.typed import is_number, is_whole
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Answering, EdgeRules, Effort, Extent, Facts, must, other_record
+from shared.errors import EstimateRefusal, SchemaRefusal
+from shared.mechanisms.base import (
+    Answering,
+    EdgeRules,
+    Effort,
+    Extent,
+    Facts,
+    ReleasedTables,
+    by_plan,
+    must,
+    other_record,
+)
 from shared.mechanisms.grand.edges import NEIGHBOURS, NUMBER, REACHED, first_number, flat, unsorted
 from shared.plans.dictionary import LEVELLED, Dictionary
 from shared.privacy.stated import shown_epsilon
@@ -223,10 +233,8 @@ class GrandPlan(Answering):
                 "release.by must be a released column with levels",
                 f"{self.by!r}, {known[self.by].kind if self.by in known else 'no such column'}",
             )
-        try:
+        with by_plan():
             noise = self.mechanism_of(plan)
-        except ParameterError as error:
-            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
         must(noise.p <= 200, "a network must have at most 200 coordinates", noise.p)
 
     @property
@@ -405,7 +413,7 @@ class GrandPlan(Answering):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],
@@ -424,7 +432,7 @@ class GrandPlan(Answering):
         return answer(plan, self, tables, question, levels=levels, **origin)
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self, plan: StudyPlan, tables: ReleasedTables, *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """The released attributes themselves, without their edges: there is nothing to draw anew."""
         import pandas as pd

@@ -24,7 +24,7 @@ import numpy as np
 
 from shared.base.typed import is_list, is_number, is_whole
 from shared.errors import SchemaRefusal
-from shared.mechanisms.base import EdgeRules, Effort, Facts, must
+from shared.mechanisms.base import EdgeRules, Effort, Facts, ReleasedTables, must, other_record
 from shared.mechanisms.grand.edges import adjacency
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.mechanisms.network_counts import capped
@@ -211,8 +211,6 @@ class NetworkCountsPlan(LabelledFigures):
 
     def covered(self, plan: StudyPlan) -> tuple[str, ...]:
         """Everybody, with all edges and attributes."""
-        from shared.mechanisms.base import other_record
-
         return (
             "Every person in the table, with all edges and attributes together (replace-one node): replacing the edges "
             f"and the attributes of one of them by {other_record(plan)} changes the probability of any released counts "
@@ -311,7 +309,7 @@ class NetworkCountsPlan(LabelledFigures):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 from shared.base.typed import is_list, is_number
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, must, other_record, unit
+from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, ReleasedTables, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan
 from shared.mechanisms.secure_sum.influences import Bounds
 from shared.mechanisms.secure_sum.price import TrustRow, trust_row, trust_rows
@@ -496,7 +496,7 @@ class SecureSumPlan(Aggregates):
     def synthetic(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         *,
         draws: int,
         rng: np.random.Generator,
@@ -550,7 +550,7 @@ class SecureSumPlan(Aggregates):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],
@@ -564,12 +564,7 @@ class SecureSumPlan(Aggregates):
         return self._first(plan).answer(plan, tables, question, levels=levels, **origin)
 
     def together(
-        self,
-        plan: StudyPlan,
-        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
-        question: Estimand,
-        *,
-        origins: Mapping[str, Origin],
+        self, plan: StudyPlan, sites: Mapping[str, ReleasedTables], question: Estimand, *, origins: Mapping[str, Origin]
     ) -> dict[str, list[Estimate]]:
         """The sites' own answers, of their pilots."""
         return self._first(plan).together(plan, sites, question, origins=origins)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
@@ -11,8 +11,19 @@ import numpy as np
 
 from shared.base.process import deferred
 from shared.base.typed import is_number, is_whole
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Aggregates, Effort, Extent, Facts, balanced, must, unit, widest
+from shared.errors import EstimateRefusal, SchemaRefusal
+from shared.mechanisms.base import (
+    Aggregates,
+    Effort,
+    Extent,
+    Facts,
+    ReleasedTables,
+    balanced,
+    by_plan,
+    must,
+    unit,
+    widest,
+)
 from shared.mechanisms.slicing.noise import RowCode, SlicingMechanism, noise_for
 from shared.privacy import accountant as privacy
 
@@ -74,10 +85,8 @@ class SlicingPlan(Aggregates):
     def require(self, plan: StudyPlan) -> None:
         """Rows that can be coded, and at least as many directions as a row has entries."""
         super().require(plan)
-        try:
+        with by_plan():
             self.slicing(plan)
-        except ParameterError as error:
-            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
 
     def code(self, plan: StudyPlan) -> RowCode:
         """Encoding of records as rows of norm at most 1."""
@@ -161,7 +170,7 @@ class SlicingPlan(Aggregates):
         return values[:d], values[d:]
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self, plan: StudyPlan, tables: ReleasedTables, *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """Rows of a mixture of products fitted to the lines' moments: see `shared.mechanisms.slicing.projections`."""
         from shared.mechanisms.slicing.projections import fit
@@ -173,7 +182,7 @@ class SlicingPlan(Aggregates):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],
@@ -190,12 +199,7 @@ class SlicingPlan(Aggregates):
         return answer(self.code(plan), self._moments(plan, tables), question, levels=levels, **origin)
 
     def together(
-        self,
-        plan: StudyPlan,
-        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
-        question: Estimand,
-        *,
-        origins: Mapping[str, Origin],
+        self, plan: StudyPlan, sites: Mapping[str, ReleasedTables], question: Estimand, *, origins: Mapping[str, Origin]
     ) -> dict[str, list[Estimate]]:
         """One model of all sites' lines, and a step to each one's own: see `shared.mechanisms.slicing.answers`.
 
@@ -212,12 +216,12 @@ class SlicingPlan(Aggregates):
         levels = {column.name: column.levels for column in plan.dictionary.released if column.levels}
         return together(self.code(plan), found, everybody, question, levels=levels, origins=origins)
 
-    def _moments(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> ProjectedMoments:
+    def _moments(self, plan: StudyPlan, tables: ReleasedTables) -> ProjectedMoments:
         from shared.mechanisms.slicing.projections import moments
 
         return moments(self.code(plan), self._releases(plan, tables), self.slicing(plan).sigma)
 
-    def _releases(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> list[tuple[Any, Any]]:
+    def _releases(self, plan: StudyPlan, tables: ReleasedTables) -> list[tuple[Any, Any]]:
         slicing = self.slicing(plan)
         for table, _ in tables:
             if table.shape[1] != slicing.slices + 1 or int((table["line"] == DIRECTION).sum()) != slicing.d:

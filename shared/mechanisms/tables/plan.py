@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from shared.base.typed import is_list
-from shared.errors import EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
-from shared.mechanisms.base import Facts, must
+from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
+from shared.mechanisms.base import Facts, ReleasedTables, by_plan, must
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of
 from shared.mechanisms.tables.noise import Attribute, CountTables, Zero, attributes, bin_edges, sensitivity
 from shared.privacy import accountant as privacy
@@ -93,10 +93,8 @@ class TablesPlan(LabelledFigures):
         names = {column.name for column in plan.dictionary.released}
         unknown = sorted(set(self.bins) - names)
         must(not unknown, "release.bins must name columns of the dictionary", ", ".join(unknown))
-        try:
+        with by_plan():
             self.tables(plan)
-        except ParameterError as error:
-            raise PlanRefusal(error.must, given=error.given, next_step=error.next_step or "Correct the plan.") from None
 
     def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
         """Checklist: how wide the bins of numbers are, by which a lead can tell where most persons will share one."""
@@ -187,7 +185,7 @@ class TablesPlan(LabelledFigures):
         """The noisy counts of a released table, one array per contingency table."""
         return arrays_of(table, [one.shape for one in self.tables(plan).tables])
 
-    def released(self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]]) -> Released:
+    def released(self, plan: StudyPlan, tables: ReleasedTables) -> Released:
         """The counts of releases of different persons, added up. Raises: EstimateRefusal, if they count other cells."""
         from shared.mechanisms.tables.one_step import Released
 
@@ -202,7 +200,7 @@ class TablesPlan(LabelledFigures):
         return Released(tables=self.tables(plan), counts=tuple(sums), n=sum(n for _, n in tables), releases=len(tables))
 
     def synthetic(
-        self, plan: StudyPlan, tables: Sequence[tuple[pd.DataFrame, int]], *, draws: int, rng: np.random.Generator
+        self, plan: StudyPlan, tables: ReleasedTables, *, draws: int, rng: np.random.Generator
     ) -> list[pd.DataFrame]:
         """Rows of latent classes fitted to the counts: see `shared.mechanisms.tables.latent_class`."""
         from shared.mechanisms.tables.one_step import fitted, synthetic
@@ -212,7 +210,7 @@ class TablesPlan(LabelledFigures):
     def answer(
         self,
         plan: StudyPlan,
-        tables: Sequence[tuple[pd.DataFrame, int]],
+        tables: ReleasedTables,
         question: Estimand,
         *,
         levels: Mapping[str, Any],
@@ -229,12 +227,7 @@ class TablesPlan(LabelledFigures):
         return answer(released, fitted(released), plan.dictionary, question, levels=levels, **origin)
 
     def together(
-        self,
-        plan: StudyPlan,
-        sites: Mapping[str, Sequence[tuple[pd.DataFrame, int]]],
-        question: Estimand,
-        *,
-        origins: Mapping[str, Origin],
+        self, plan: StudyPlan, sites: Mapping[str, ReleasedTables], question: Estimand, *, origins: Mapping[str, Origin]
     ) -> dict[str, list[Estimate]]:
         """One model of all sites' counts, and a step to each one's own: see `shared.mechanisms.tables.together`."""
         from shared.mechanisms.tables.together import together
