@@ -231,6 +231,23 @@ class _NoMaximum(Exception):
     """The likelihood has no maximum that could be found."""
 
 
+def _found(fit: RegressionFit) -> RegressionFit:
+    """A fit that has converged, by linear predictors within reason. Raises: _NoMaximum."""
+    if not fit.converged or float(np.ptp(fit.fitted)) > 50:
+        raise _NoMaximum
+    return fit
+
+
+def _fit_or(
+    nowhere: str, names_: list[str], data: ModelRows, run: Callable[[Array], RegressionFit], **more: Any
+) -> dict[str, Answer]:
+    """`_fit` by `run`, of the model's own matrix; of each term `nowhere` where there is no maximum."""
+    try:
+        return _fit(names_, data.x, _confounded(names_), run, place=data.place, **more)
+    except _NoMaximum:
+        return dict.fromkeys([*names_, INTERCEPT], nowhere)
+
+
 def _fit(
     names_: list[str],
     x: Array,
@@ -396,19 +413,13 @@ def _generalised(
 
 def _ordinal(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     def run(standard: Array) -> RegressionFit:
-        fit = proportional_odds(standard, data.y, data.weights, data.offset - data.offset.mean())
-        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
-            raise _NoMaximum
-        return fit
+        return _found(proportional_odds(standard, data.y, data.weights, data.offset - data.offset.mean()))
 
     groups = unseen(data.x)
     if all(groups):
         return {name: _confounded(names_)(j, groups[j]) for j, name in enumerate(names_)}
-    more: dict[str, Any] = {"moved": moved, "place": data.place, "seen": data.x, "groups": groups}
-    try:
-        return _fit(names_, data.x, _confounded(names_), run, constant=False, **more)
-    except _NoMaximum:
-        return dict.fromkeys(names_, f"the terms together separate the outcome: {FAR}")
+    nowhere = f"the terms together separate the outcome: {FAR}"
+    return _fit_or(nowhere, names_, data, run, constant=False, moved=moved, seen=data.x, groups=groups)
 
 
 def _multinomial(
@@ -496,25 +507,16 @@ def _quantile(
             raise _NoMaximum
         return fit
 
-    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": data.place}
-    try:
-        return _fit(names_, data.x, _confounded(names_), run, **more)
-    except _NoMaximum:
-        return dict.fromkeys([*names_, INTERCEPT], "half of the rows or more lie on the quantile: no error is known")
+    nowhere = "half of the rows or more lie on the quantile: no error is known"
+    return _fit_or(nowhere, names_, data, run, constant=estimand.intercept, moved=moved)
 
 
 def _aft(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
     def run(standard: Array) -> RegressionFit:
-        fit = accelerated(standard, data.duration, data.y, estimand.dist, data.weights, data.offset).regression
-        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
-            raise _NoMaximum
-        return fit
+        fit = accelerated(standard, data.duration, data.y, estimand.dist, data.weights, data.offset)
+        return _found(fit.regression)
 
-    more: dict[str, Any] = {"constant": estimand.intercept, "moved": moved, "place": data.place}
-    try:
-        return _fit(names_, data.x, _confounded(names_), run, **more)
-    except _NoMaximum:
-        return dict.fromkeys([*names_, INTERCEPT], f"the likelihood has no maximum: {FAR}")
+    return _fit_or(f"the likelihood has no maximum: {FAR}", names_, data, run, constant=estimand.intercept, moved=moved)
 
 
 def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
@@ -525,16 +527,11 @@ def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRo
 
     def run(standard: Array) -> RegressionFit:
         more: dict[str, Any] = {"weights": data.weights, "offset": data.offset, "entry": entry}
-        fit = flexible(standard, data.duration, data.y, df=df, **more)
-        if not fit.converged or float(np.ptp(fit.fitted)) > 50:
-            raise _NoMaximum
-        return fit
+        return _found(flexible(standard, data.duration, data.y, df=df, **more))
 
-    try:  # the baseline has a constant, which is no answer
-        more: dict[str, Any] = {"seen": data.x, "moved": moved, "place": data.place}
-        return _fit(names_, data.x, _confounded(names_), run, constant=False, **more)
-    except _NoMaximum:
-        return dict.fromkeys(names_, f"the likelihood has no maximum: {FAR}")
+    # The baseline has a constant, which is no answer.
+    nowhere = f"the likelihood has no maximum: {FAR}"
+    return _fit_or(nowhere, names_, data, run, constant=False, seen=data.x, moved=moved)
 
 
 def _cox(
