@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +262,16 @@ def _own_of(plan: StudyPlan, n: int, d: int) -> tuple[int, int]:
     )
 
 
+def _as_planned(plan: StudyPlan, encoder: Encoder, progress: Progress) -> dict[str, Any]:
+    """What a fit takes from the plan beside its settings, by the parameters of `fit_flow`."""
+    return {
+        "integer_columns": encoder.integer_columns,
+        "progress": lambda part, share, left: progress(share),
+        "carried": carried_column(plan),
+        "outcomes": planned_outcomes(plan),
+    }
+
+
 # -- one function per posture -------------------------------------------------------------------------------------
 def _local(
     plan: StudyPlan,
@@ -273,17 +284,7 @@ def _local(
 ) -> FittedMechanism:
     from site_agent.models.flow import fit_flow
 
-    fitted = fit_flow(
-        x,
-        plan.training,
-        rng,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share),
-        carried=carried_column(plan),
-        shared=begin,
-        outcomes=planned_outcomes(plan),
-    )
-
+    fitted = fit_flow(x, plan.training, rng, shared=begin, **_as_planned(plan, encoder, progress))
     return FittedMechanism(
         mechanism=mechanism(plan, fitted.flow),
         released=released_rows(plan, len(x), persons),
@@ -303,28 +304,10 @@ def _refit(
         if begin is not None:
             # Whether it began at the shared flow is not known of a sealed one: the shadow model decides like the fit
             # did.
-            whole = fit_flow(
-                inside,
-                settings,
-                rng,
-                integer_columns=encoder.integer_columns,
-                progress=lambda part, share, left: progress(share),
-                carried=carried_column(plan),
-                shared=begin,
-                outcomes=planned_outcomes(plan),
-            )
-            return mechanism(plan, whole.flow)
-        refitted = refit_flow(
-            inside,
-            settings,
-            rng,
-            epochs=epochs,
-            integer_columns=encoder.integer_columns,
-            progress=lambda part, share, left: progress(share),
-            carried=carried_column(plan),
-            outcomes=planned_outcomes(plan),
-        )
-        return mechanism(plan, refitted.flow)
+            fitted = fit_flow(inside, settings, rng, shared=begin, **_as_planned(plan, encoder, progress))
+        else:
+            fitted = refit_flow(inside, settings, rng, epochs=epochs, **_as_planned(plan, encoder, progress))
+        return mechanism(plan, fitted.flow)
 
     return refit
 
@@ -342,14 +325,7 @@ def _holdout(
             given=f"{len(train)} at a share of {plan.holdout:g}",
             next_step="Wait for more records, or ask the study lead for a larger holdout.",
         )
-    fitted = fit_flow(
-        x[train],
-        plan.training,
-        rng,
-        integer_columns=encoder.integer_columns,
-        progress=lambda part, share, left: progress(share),
-        outcomes=planned_outcomes(plan),
-    )
+    fitted = fit_flow(x[train], plan.training, rng, **_as_planned(plan, encoder, progress))
     return FittedMechanism(mechanism=mechanism(plan, fitted.flow), released=released, trained=len(train))
 
 

@@ -137,20 +137,26 @@ def renew(desk: RenewingSite, *, now: dt.datetime | None = None) -> RenewedIdent
 
 
 def _wanted(desk: RenewingSite, egress: Egress, now: dt.datetime) -> WantedIdentity:
-    """A new key, and the request for its certificate, bound to the head that the coordinator witnesses now."""
+    """A new identity, bound to the head that the coordinator witnesses now."""
+    receipt = egress.anchor(desk.ledger.anchor_envelope())
+    return _new_identity(desk, now, seq=receipt.seq, head=receipt.head)
+
+
+def _new_identity(desk: RenewingSite, now: dt.datetime, *, seq: int, head: str, late: bool = False) -> WantedIdentity:
+    """A new key, and the signed request for its certificate, bound to a head of the ledger."""
     from site_agent.egress import new_tls_identity
 
-    receipt = egress.anchor(desk.ledger.anchor_envelope())
     key_pem, csr_pem = new_tls_identity(desk.config.site)
     request = RenewalRequest(
         site=desk.config.site,
         serial=serial_of(desk.config.certificate.read_text()),
-        seq=receipt.seq,
-        head=receipt.head,
+        seq=seq,
+        head=head,
         csr_pem=csr_pem,
         day=now.date().isoformat(),
     )
-    return WantedIdentity(key_pem=key_pem, request=request.signed(desk.release_key).to_bytes().decode())
+    signed = request.signed(desk.release_key, late=late)
+    return WantedIdentity(key_pem=key_pem, request=signed.to_bytes().decode())
 
 
 def _requested_identity(desk: RenewingSite, now: dt.datetime) -> WantedIdentity:
@@ -340,7 +346,6 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
 
     Raises: StateRefusal (never joined), LockedRefusal.
     """
-    from site_agent.egress import new_tls_identity
     from site_agent.lock import StateLock
 
     config, now = desk.config, now or utc_now()
@@ -350,18 +355,8 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
         under_way = identity.renewals(config)
         late = under_way.late
         if late is None or late.renewal_request.serial != serial_of(config.certificate.read_text()):
-            key_pem, csr_pem = new_tls_identity(config.site)
             last = desk.ledger.entries()[-1]
-            request = RenewalRequest(
-                site=config.site,
-                serial=serial_of(config.certificate.read_text()),
-                seq=last.seq,
-                head=last.hash,
-                csr_pem=csr_pem,
-                day=now.date().isoformat(),
-            )
-            envelope = request.signed(desk.release_key, late=True)
-            late = WantedIdentity(key_pem=key_pem, request=envelope.to_bytes().decode())
+            late = _new_identity(desk, now, seq=last.seq, head=last.hash, late=True)
             if not dry_run:
                 replace(under_way, late=late).keep(config)
     return late.request.encode(), request_fingerprint(late.envelope)
