@@ -18,8 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import closed, parse_json
-from shared.base.typed import is_number, is_whole
+from shared.base.canonical import closed, is_number, is_whole, parse_json
 from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding

@@ -898,7 +898,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     # -- the postures ---------------------------------------------------------------------------------------------
     mutation(
         "holdout: the flow fitted on released rows too",
-        (FITTING, "        x[train],\n", "        x,\n"),
+        (FITTING, "fit_flow(x[train], ", "fit_flow(x, "),
         tests=["test_postures.py::test_no_released_record_changes_anything_that_is_fitted"],
     ),
     mutation(

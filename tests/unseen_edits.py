@@ -177,7 +177,7 @@ EDITS: tuple[Mutation, ...] = (
     unseen(
         "a floor that is true",
         "site_agent/config.py",
-        "(isinstance(value, int) and not isinstance(value, bool) and value >= least)",
+        "(is_whole(value) and value >= least)",
         "(isinstance(value, int) and value >= least)",
         f"{HOSPITAL}/records",
     ),

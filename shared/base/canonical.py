@@ -2,7 +2,8 @@
 
 Canonical JSON here: UTF-8, keys sorted, no spaces, no NaN or infinity, floats as the shortest text that reads
 back to the same double. Everything hashed or signed in the product (plan, dictionary, receipt, ledger entry,
-manifest, envelope) is written by this module and by nothing else.
+manifest, envelope) is written by this module and by nothing else. What is read back is told apart here, too: true is
+no number, and a text is no list.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from shared.errors import Refusal, SchemaRefusal
 
-__all__ = ["canonical_json", "canonical_list", "closed", "parse_json", "sha256_hex"]
+__all__ = ["canonical_json", "canonical_list", "closed", "is_list", "is_number", "is_whole", "parse_json", "sha256_hex"]
 
 Pairs = list[tuple[str, Any]]
 # Made once: `json.dumps` with settings of its own makes an encoder for each value.
@@ -117,3 +118,22 @@ def closed(given: Mapping[str, Any], known: Collection[str], *, where: str, refu
             near = difflib.get_close_matches(str(key), list(known), n=1)
             step = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(known))}."
             raise refusal(f"{where} must hold known keys only", given=repr(key), next_step=step)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True of a whole number or one with a fraction.
+
+    >>> is_number(2), is_number(0.5), is_number(True), is_number("2")
+    (True, True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """True of a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """True of a sequence that is no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.base.typed import is_number
+from shared.base.canonical import is_number
 from shared.errors import ParameterError
 from shared.estimands.fits.accelerated import Law
 from shared.estimands.fits.cox import Ties

@@ -33,8 +33,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
-from shared.base.typed import is_whole
+from shared.base.canonical import canonical_json, is_whole, parse_json, sha256_hex
 from shared.errors import PlanChanged, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import must
 from shared.plans.training import PrivateTraining, Reference, Training

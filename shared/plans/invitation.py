@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from shared.base.canonical import canonical_json, closed, parse_json
+from shared.base.canonical import canonical_json, closed, is_whole, parse_json
 from shared.base.keys import PublicKey
-from shared.base.typed import is_whole
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from shared.base.canonical import canonical_json, closed, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, closed, is_number, is_whole, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.base.typed import is_number, is_whole
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
 from shared.mechanisms.base import MechanismPlan, must
 from shared.mechanisms.kinds import kind

@@ -19,10 +19,9 @@ from typing import Any, Literal, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, is_whole, parse_json, sha256_hex
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.base.typed import is_whole
 from shared.errors import CertificateRefusal, SchemaRefusal
 from shared.plans.invitation import certificate_fingerprint, certificate_of, is_plain_word, no_certificate
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.base.canonical import canonical_json, closed, parse_json
+from shared.base.canonical import canonical_json, closed, is_whole, parse_json
 from shared.base.chain import LINKS_CAP, extend_head
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.base.typed import is_whole
 from shared.errors import SchemaRefusal, SignatureRefusal, TooLarge
 from shared.wire.message_limits import is_digest, is_word, must
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from shared.base.canonical import is_list, is_number
 from shared.base.randomness import MAX_RATIO
-from shared.base.typed import is_list, is_number
 from shared.errors import EstimateRefusal, MissingRefusal, SchemaRefusal
 from shared.mechanisms.base import Facts, ReleasedTables, must
 from shared.mechanisms.labelled import LabelledFigures, Layout

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.typed import is_list, is_number, is_whole
+from shared.base.canonical import is_list, is_number, is_whole
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
 from shared.estimands.formulas import Node, parse
 from shared.mechanisms.base import Facts, ReleasedTables, by_plan, must, unit

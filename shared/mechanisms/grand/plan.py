@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
-from shared.base.typed import is_number, is_whole
+from shared.base.canonical import is_number, is_whole
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.mechanisms.base import (
     Answering,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from shared.base.typed import is_list, is_number, is_whole
+from shared.base.canonical import is_list, is_number, is_whole
 from shared.errors import SchemaRefusal
 from shared.mechanisms.base import EdgeRules, Effort, Facts, ReleasedTables, must, other_record
 from shared.mechanisms.grand.edges import adjacency

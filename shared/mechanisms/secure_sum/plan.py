@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
-from shared.base.typed import is_list, is_number
+from shared.base.canonical import is_list, is_number
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, ReleasedTables, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan

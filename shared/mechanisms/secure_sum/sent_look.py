@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.typed import is_whole
+from shared.base.canonical import is_whole
 from shared.errors import ParameterError, SchemaRefusal
 from shared.mechanisms.moments.noise import Design
 from shared.mechanisms.moments.outcomes import Binary, Outcome, Survival

@@ -23,9 +23,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.canonical import canonical_json
+from shared.base.canonical import canonical_json, is_whole
 from shared.base.keys import PublicKey
-from shared.base.typed import is_whole
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.accountant import Gaussian
 from shared.privacy.grids import grid_for, rounding_reach

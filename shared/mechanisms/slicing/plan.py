@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
+from shared.base.canonical import is_number, is_whole
 from shared.base.process import deferred
-from shared.base.typed import is_number, is_whole
 from shared.errors import EstimateRefusal, SchemaRefusal
 from shared.mechanisms.base import (
     Aggregates,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
-from shared.base.typed import is_list
+from shared.base.canonical import is_list
 from shared.errors import EstimateRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.base import Facts, ReleasedTables, by_plan, must
 from shared.mechanisms.labelled import LabelledFigures, Layout, arrays_of

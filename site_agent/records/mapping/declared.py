@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from shared.base.typed import is_number
+from shared.base.canonical import is_number
 from site_agent.records.mapping.formulas import SPANS, columns_of
 from site_agent.records.mapping.toml_form import must
 

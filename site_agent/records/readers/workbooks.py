@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from shared.base.typed import is_number
+from shared.base.canonical import is_number
 from shared.errors import DataFileRefusal, DictionaryRefusal, UsageRefusal, require
 from site_agent.records.readers.base import FormatReader
 
