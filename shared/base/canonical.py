@@ -12,12 +12,14 @@ import difflib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, Self, TypeGuard
 
 from shared.errors import Refusal, SchemaRefusal
 
-__all__ = ["canonical_json", "canonical_list", "closed", "is_list", "is_number", "is_whole", "parse_json", "sha256_hex"]
+__all__ = ["CanonicalForm", "canonical_json", "canonical_list", "closed", "is_list", "is_number", "is_whole"]
+__all__ += ["parse_json", "sha256_hex"]
 
 Pairs = list[tuple[str, Any]]
 # Made once: `json.dumps` with settings of its own makes an encoder for each value.
@@ -118,6 +120,32 @@ def closed(given: Mapping[str, Any], known: Collection[str], *, where: str, refu
             near = difflib.get_close_matches(str(key), list(known), n=1)
             step = f"Did you mean {near[0]!r}?" if near else f"Known keys: {', '.join(sorted(known))}."
             raise refusal(f"{where} must hold known keys only", given=repr(key), next_step=step)
+
+
+class CanonicalForm:
+    """A frozen dataclass that is hashed and signed as the canonical JSON of its fields, which are plain values.
+
+    ``WHAT`` is what a refusal calls it, ``CAP`` the most bytes of one: set without a type, so that neither is a field.
+    """
+
+    WHAT: ClassVar[str]
+    CAP: ClassVar[int]
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json({item.name: getattr(self, item.name) for item in fields(self)})  # type: ignore[arg-type]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a verified payload. Raises: SchemaRefusal."""
+        body = parse_json(data, cap=cls.CAP)
+        known = {item.name for item in fields(cls)}  # type: ignore[arg-type]
+        if not isinstance(body, dict) or body.keys() != known:
+            raise SchemaRefusal(f"{cls.WHAT} must have {', '.join(sorted(known))}")
+        read = cls(**body)
+        if read.to_bytes() != data:
+            raise SchemaRefusal(f"{cls.WHAT} must be in canonical form")
+        return read
 
 
 def is_number(value: object) -> TypeGuard[float]:

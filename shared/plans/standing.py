@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import CanonicalForm
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import SchemaRefusal
 from shared.privacy.stated import shown_epsilon
@@ -42,7 +42,7 @@ SIZE_CHANGE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class Standing(CanonicalForm):
     """Standing approval: signed by an approver in advance, for later releases within limits.
 
     Args:
@@ -53,6 +53,9 @@ class Standing:
         number: 1, 2, …: the how manieth of the study at its site, so that one made again is another one.
         day: ISO date, UTC, for people.
     """
+
+    WHAT = "a standing approval"
+    CAP = STANDING_CAP
 
     study: str
     site: str
@@ -81,22 +84,6 @@ class Standing:
             except ValueError:
                 raise SchemaRefusal("a standing approval's days must be ISO dates") from None
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Standing:
-        """Read a verified payload. Raises: SchemaRefusal."""
-        body = parse_json(data, cap=STANDING_CAP)
-        known = {item.name for item in fields(cls)}
-        if not isinstance(body, dict) or set(body) != known:
-            raise SchemaRefusal(f"a standing approval must have {', '.join(sorted(known))}")
-        read = cls(**body)
-        if read.to_bytes() != data:
-            raise SchemaRefusal("a standing approval must be in canonical form")
-        return read
-
     def sign(self, key: SigningKey) -> Envelope:
         """Sign as the approver it names."""
         return Envelope.sign(STANDING_TYPE, self.to_bytes(), [key])
@@ -116,13 +103,16 @@ def open_standing(envelope: Envelope, approvers: Mapping[str, PublicKey]) -> Sta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Revocation:
+class Revocation(CanonicalForm):
     """Revocation of a standing approval, signed by its approver and delivered to the coordinator.
 
     Args:
         standing: digest of the document.
         approver: who ends it; any approver of the site may.
     """
+
+    WHAT = "a revocation"
+    CAP = STANDING_CAP
 
     study: str
     site: str
@@ -135,22 +125,6 @@ class Revocation:
             raise SchemaRefusal("a revocation's names and digest must be short text")
         if len(self.standing) != 64 or any(digit not in "0123456789abcdef" for digit in self.standing):
             raise SchemaRefusal("a revocation must name a standing approval by its SHA-256")
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json(asdict(self))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Revocation:
-        """Read a verified payload. Raises: SchemaRefusal."""
-        body = parse_json(data, cap=STANDING_CAP)
-        known = {item.name for item in fields(cls)}
-        if not isinstance(body, dict) or set(body) != known:
-            raise SchemaRefusal(f"a revocation must have {', '.join(sorted(known))}")
-        read = cls(**body)
-        if read.to_bytes() != data:
-            raise SchemaRefusal("a revocation must be in canonical form")
-        return read
 
     def sign(self, key: SigningKey) -> Envelope:
         """Sign as the approver it names."""

@@ -15,9 +15,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.canonical import CanonicalForm, canonical_json, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CATALOGUE, IntegrityRefusal, SchemaRefusal, TooLarge, TrainingRefusal
 from shared.wire.message_limits import ROUND_CAP
@@ -65,7 +65,7 @@ def _must(holds: bool, rule: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundOrder:
+class RoundOrder(CanonicalForm):
     """The coordinator's order in a training or a sum: the weights of a round, the finished flow, a step of the sum.
 
     Args:
@@ -74,6 +74,9 @@ class RoundOrder:
         plan_hash: of the plan whose ``[federated]`` part it is, or whose sum.
         content_sha256, content_bytes: of what comes beside it.
     """
+
+    WHAT = "a round"
+    CAP = HEADER_CAP
 
     study: str
     plan_hash: str
@@ -85,10 +88,6 @@ class RoundOrder:
     def __post_init__(self) -> None:
         _must_name(self)
         _must(self.kind in ("train", "finished", "sum"), "a round must be asked or finished")
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return _written(self)
 
     def sign(self, key: SigningKey) -> Envelope:
         """Envelope signed with the coordinator's key."""
@@ -114,7 +113,7 @@ class RoundOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
+class Answered(CanonicalForm):
     """A site's reply to one round.
 
     Args:
@@ -122,6 +121,9 @@ class Answered:
         code: blank with weights; else the code of the refusal for which the site gives none in this round.
         content_sha256, content_bytes: of the weights beside it.
     """
+
+    WHAT = "a round"
+    CAP = HEADER_CAP
 
     study: str
     plan_hash: str
@@ -139,16 +141,9 @@ class Answered:
         _must(not self.code or self.code in CATALOGUE, "an answer without weights must have a known code")
         _must(bool(self.code) == (self.content_bytes == 0), "an answer must have weights, or the code of a refusal")
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return _written(self)
-
     def sign(self, key: SigningKey) -> Envelope:
         """Envelope signed with the site's key."""
         return Envelope.sign(ANSWER_TYPE, self.to_bytes(), [key])
-
-
-Said = TypeVar("Said", RoundOrder, Answered)
 
 
 def _must_name(said: RoundOrder | Answered) -> None:
@@ -164,26 +159,13 @@ def _must_name(said: RoundOrder | Answered) -> None:
         raise TooLarge(f"a round's content must have at most {ROUND_CAP} bytes", given=f"{said.content_bytes}")
 
 
-def _written(said: RoundOrder | Answered) -> bytes:
-    return canonical_json({item.name: getattr(said, item.name) for item in fields(said)})
-
-
-def _read(kind: type[Said], data: bytes) -> Said:
-    body = parse_json(data, cap=HEADER_CAP)
-    known = {item.name for item in fields(kind)}
-    _must(isinstance(body, dict) and body.keys() == known, f"a round must have {', '.join(sorted(known))}")
-    said = kind(**body)
-    _must(said.to_bytes() == data, "a round must be in canonical form")
-    return said
-
-
 def open_order(envelope: bytes, content: bytes, witness: PublicKey) -> RoundOrder:
     """Verify an order: signed by the pinned coordinator, over the content that it names.
 
     Raises: SignatureRefusal, SchemaRefusal, TooLarge, IntegrityRefusal.
     """
     signed = Envelope.from_bytes(envelope)
-    said = _read(RoundOrder, signed.require(ORDER_TYPE, {witness.key_id: witness}))
+    said = RoundOrder.from_bytes(signed.require(ORDER_TYPE, {witness.key_id: witness}))
     require_content(said, content)
     return said
 
@@ -191,7 +173,7 @@ def open_order(envelope: bytes, content: bytes, witness: PublicKey) -> RoundOrde
 def open_answer(envelope: bytes, content: bytes, release_key: PublicKey) -> Answered:
     """Verify a site's reply: signed by the site, over the content that it names. Raises: as of `open_order`."""
     signed = Envelope.from_bytes(envelope)
-    said = _read(Answered, signed.require(ANSWER_TYPE, {release_key.key_id: release_key}))
+    said = Answered.from_bytes(signed.require(ANSWER_TYPE, {release_key.key_id: release_key}))
     require_content(said, content)
     return said
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.base.canonical import canonical_json, closed, is_whole, parse_json
+from shared.base.canonical import CanonicalForm, canonical_json, closed, is_whole, parse_json
 from shared.base.chain import LINKS_CAP, extend_head
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import SchemaRefusal, SignatureRefusal, TooLarge
@@ -138,12 +138,15 @@ class EnrolmentRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Withdrawal:
+class Withdrawal(CanonicalForm):
     """Payload of a withdrawal (`WITHDRAWAL_TYPE`), signed by the site's release key and one of its approvers.
 
     Args:
         reason_code: one of `REASONS`; the reason itself stays at the site.
     """
+
+    WHAT = "a withdrawal"
+    CAP = 64 << 10
 
     study: str
     site: str
@@ -160,20 +163,6 @@ class Withdrawal:
         # A site's part in a training has no wave; its withdrawal stays at the site.
         must(type(self.wave) is int and 0 <= self.wave < 1 << 31, "a withdrawal's wave must be a count")
         must(self.reason_code in REASONS, f"a withdrawal's reason must be one of {', '.join(REASONS)}")
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON."""
-        return canonical_json({item.name: getattr(self, item.name) for item in fields(self)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Withdrawal:
-        """Read a verified payload. Raises: SchemaRefusal."""
-        body = parse_json(data, cap=64 << 10)
-        known = {item.name for item in fields(cls)}
-        must(isinstance(body, dict) and body.keys() == known, f"a withdrawal must have {', '.join(sorted(known))}")
-        read = cls(**body)
-        must(read.to_bytes() == data, "a withdrawal must be in canonical form")
-        return read
 
     def sign(self, keys: list[SigningKey]) -> Envelope:
         """Sign as the agent (and an approver, see `Envelope.also_signed`)."""

@@ -387,7 +387,7 @@ def test_a_million_draws_have_the_scale_that_the_event_claims(name, record_prope
 # -- nothing draws, and nothing is charged, that is not tested here -----------------------------------------------
 DRAWN_IN = {
     "shared/mechanisms/cross_products/plan.py",
-    "shared/mechanisms/densities/noise.py",
+    "shared/mechanisms/densities/groups.py",
     "shared/mechanisms/grand/noise.py",
     "shared/mechanisms/latent_noise/noise.py",
     "shared/mechanisms/densities/local.py",
@@ -412,7 +412,7 @@ MADE_IN: dict[type[Event], set[str]] = {
         "shared/mechanisms/secure_sum/plan.py",  # the level's alone, which test_secure_sum_plan holds to its share of ε
     },
     Laplace: {
-        "shared/mechanisms/densities/noise.py",
+        "shared/mechanisms/densities/groups.py",
         "shared/mechanisms/grand/noise.py",
         "shared/mechanisms/densities/local.py",
         "shared/mechanisms/densities/scaling.py",
