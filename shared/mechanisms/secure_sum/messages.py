@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, is_whole, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import IntegrityRefusal, ReplayRefusal, SchemaRefusal, SignatureRefusal
 from shared.mechanisms.secure_sum.masks import require_full
@@ -47,10 +46,74 @@ class Lists:
     SURVIVORS = "survivors"
 
 
-class _Message(ABC):
+# -- what reads a field ---------------------------------------------------------------------------------------------
+def _place(value: Any, terms: SumTerms) -> int:
+    if not is_whole(value) or not 0 <= value < len(terms.members):
+        raise ValueError
+    return value
+
+
+def _figure(value: Any, terms: SumTerms) -> float:
+    if not isinstance(value, float) or not abs(value) < _MOST_EVENTS:
+        raise ValueError
+    return value
+
+
+def _about(value: Any, terms: SumTerms) -> str:
+    if value not in (Lists.MEMBERS, Lists.SURVIVORS):
+        raise ValueError
+    return str(value)
+
+
+def _raw(value: Any, length: int) -> bytes:
+    found = base64.b64decode(value, validate=True)
+    if len(found) != length:
+        raise ValueError
+    return found
+
+
+def _bytes(length: int) -> Callable[[Any, SumTerms], bytes]:
+    return lambda value, terms: _raw(value, length)
+
+
+def _words(value: Any, terms: SumTerms) -> bytes:
+    return _raw(value, 8 * terms.coordinates)
+
+
+def _short(value: Any, terms: SumTerms) -> list[Any]:
+    if not isinstance(value, list) or len(value) > len(terms.members):
+        raise ValueError
+    return value
+
+
+def _offers(value: Any, terms: SumTerms) -> tuple[KeyOffer, ...]:
+    return tuple(KeyOffer.of(item, terms) for item in _short(value, terms))
+
+
+def _ascending(value: Any, terms: SumTerms) -> tuple[int, ...]:
+    sites = tuple(_place(item, terms) for item in _short(value, terms))
+    if list(sites) != sorted(set(sites)):
+        raise ValueError
+    return sites
+
+
+def _by_place(length: int) -> Callable[[Any, SumTerms], dict[int, bytes]]:
+    """Of a mapping of places to so many bytes each."""
+
+    def read(value: Any, terms: SumTerms) -> dict[int, bytes]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {_place(int(key), terms): _raw(item, length) for key, item in value.items()}
+
+    return read
+
+
+class _Message:
     """A message: its fields are whole numbers, texts, bytes, other messages, and tuples or mappings of these."""
 
     kind: ClassVar[str]
+    reads: ClassVar[Mapping[str, Callable[[Any, SumTerms], Any]]]
+    """Field to what reads it from a plain value. Each raises: KeyError, TypeError, ValueError."""
 
     def body(self) -> dict[str, Any]:
         """The fields as plain JSON values."""
@@ -72,7 +135,7 @@ class _Message(ABC):
         if body.pop("sum", None) != terms.digest.hex():
             raise ReplayRefusal("a message must be of the sum that is under way", given="one of another sum")
         try:
-            made = cls.of(_shape(body, cls), terms)
+            made = cls.of(body, terms)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise SchemaRefusal(f"a message of kind {cls.kind} must have the form of its kind") from None
         if made.to_bytes(terms) != data:
@@ -80,9 +143,11 @@ class _Message(ABC):
         return made
 
     @classmethod
-    @abstractmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Self:
+    def of(cls, body: Any, terms: SumTerms) -> Self:
         """From plain values. Raises: KeyError, TypeError, ValueError."""
+        if not isinstance(body, dict) or body.keys() != cls.reads.keys():
+            raise ValueError
+        return cls(**{name: read(body[name], terms) for name, read in cls.reads.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +155,10 @@ class ToldLevel(_Message):
     """A site's level before the sum: events, and events expected under the model (`charges`), each with noise."""
 
     kind: ClassVar[str] = "level"
+    reads: ClassVar = {"sender": _place, "events": _figure, "charges": _figure}
     sender: int
     events: float
     charges: float
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> ToldLevel:
-        """From plain values."""
-        numbers = [body[name] for name in ("events", "charges")]
-        if not all(isinstance(one, float) and abs(one) < _MOST_EVENTS for one in numbers):
-            raise ValueError
-        return cls(sender=_place(body["sender"], terms), events=numbers[0], charges=numbers[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +171,13 @@ class KeyOffer(_Message):
     """
 
     kind: ClassVar[str] = "offer"
+    reads: ClassVar = {
+        "sender": _place,
+        "cipher": _bytes(32),
+        "mask": _bytes(32),
+        "commitment": _bytes(32),
+        "signature": _bytes(64),
+    }
     sender: int
     cipher: bytes
     mask: bytes
@@ -136,30 +201,14 @@ class KeyOffer(_Message):
         for public in (self.cipher, self.mask):
             require_full(public)
 
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> KeyOffer:
-        """From plain values."""
-        return cls(
-            sender=_place(body["sender"], terms),
-            cipher=_raw(body["cipher"], 32),
-            mask=_raw(body["mask"], 32),
-            commitment=_raw(body["commitment"], 32),
-            signature=_raw(body["signature"], 64),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Roster(_Message):
     """Everybody who offered keys, as the coordinator tells each site."""
 
     kind: ClassVar[str] = "roster"
+    reads: ClassVar = {"offers": _offers}
     offers: tuple[KeyOffer, ...]
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Roster:
-        """From plain values."""
-        offers = tuple(KeyOffer.of(_shape(item, KeyOffer), terms) for item in _short(body["offers"], terms))
-        return cls(offers=offers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +220,9 @@ class SealedShares(_Message):
     """
 
     kind: ClassVar[str] = "shares"
+    reads: ClassVar = {"site": _place, "boxes": _by_place(BOX)}
     site: int
     boxes: Mapping[int, bytes]
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> SealedShares:
-        """From plain values."""
-        return cls(site=_place(body["site"], terms), boxes=_by_place(body["boxes"], terms, lambda box: _raw(box, BOX)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +230,7 @@ class SumAssent(_Message):
     """A site's signature under a list; it signs one of each kind in a sum, and no second."""
 
     kind: ClassVar[str] = "assent"
+    reads: ClassVar = {"sender": _place, "about": _about, "digest": _bytes(32), "signature": _bytes(64)}
     sender: int
     about: str
     digest: bytes
@@ -204,31 +250,14 @@ class SumAssent(_Message):
         signature = key.sign(_agreed(terms, about, digest))
         return SumAssent(sender=sender, about=about, digest=digest, signature=signature)
 
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> SumAssent:
-        """From plain values."""
-        return cls(
-            sender=_place(body["sender"], terms),
-            about=_about(body["about"]),
-            digest=_raw(body["digest"], 32),
-            signature=_raw(body["signature"], 64),
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Survivors(_Message):
     """Sites whose masked numbers the coordinator has received: the list that it sends them to sign."""
 
     kind: ClassVar[str] = "survivors"
+    reads: ClassVar = {"sites": _ascending}
     sites: tuple[int, ...]
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Survivors:
-        """From plain values; in ascending order."""
-        sites = tuple(_place(item, terms) for item in _short(body["sites"], terms))
-        if list(sites) != sorted(set(sites)):
-            raise ValueError
-        return cls(sites=sites)
 
     def digest(self, members: bytes) -> bytes:
         """Of this list among those members."""
@@ -240,6 +269,7 @@ class Agreement(_Message):
     """One list with everybody's signatures under it."""
 
     kind: ClassVar[str] = "agreement"
+    reads: ClassVar = {"about": _about, "digest": _bytes(32), "signatures": _by_place(64)}
     about: str
     digest: bytes
     signatures: Mapping[int, bytes]
@@ -261,25 +291,15 @@ class Agreement(_Message):
                 f"{terms.threshold} sites must sign one list of {about}", given=f"{len(self.signatures)}"
             )
 
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Agreement:
-        """From plain values."""
-        signatures = _by_place(body["signatures"], terms, lambda item: _raw(item, 64))
-        return cls(about=_about(body["about"]), digest=_raw(body["digest"], 32), signatures=signatures)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedValue(_Message):
     """A site's numbers with its share of the noise under all masks: 8 bytes each, little-endian, modulo 2⁶⁴."""
 
     kind: ClassVar[str] = "masked"
+    reads: ClassVar = {"sender": _place, "words": _words}
     sender: int
     words: bytes
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> MaskedValue:
-        """From plain values."""
-        return cls(sender=_place(body["sender"], terms), words=_raw(body["words"], 8 * terms.coordinates))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,14 +307,9 @@ class Opening(_Message):
     """One share of each member: of its own mask's seed if it is a survivor, else of its key for masks."""
 
     kind: ClassVar[str] = "opening"
+    reads: ClassVar = {"sender": _place, "shares": _by_place(32)}
     sender: int
     shares: Mapping[int, bytes]
-
-    @classmethod
-    def of(cls, body: Mapping[str, Any], terms: SumTerms) -> Opening:
-        """From plain values."""
-        shares = _by_place(body["shares"], terms, lambda item: _raw(item, 32))
-        return cls(sender=_place(body["sender"], terms), shares=shares)
 
 
 def _plain(value: Any) -> Any:
@@ -319,40 +334,3 @@ def _verified(terms: SumTerms, sender: int, signature: bytes, message: bytes) ->
             given="another signature",
             next_step="Ask the study lead whether that site's key changed since the plan was signed.",
         )
-
-
-def _place(value: Any, terms: SumTerms) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < len(terms.members):
-        raise ValueError
-    return value
-
-
-def _about(value: Any) -> str:
-    if value not in (Lists.MEMBERS, Lists.SURVIVORS):
-        raise ValueError
-    return str(value)
-
-
-def _raw(value: Any, length: int) -> bytes:
-    found = base64.b64decode(value, validate=True)
-    if len(found) != length:
-        raise ValueError
-    return found
-
-
-def _short(value: Any, terms: SumTerms) -> list[Any]:
-    if not isinstance(value, list) or len(value) > len(terms.members):
-        raise ValueError
-    return value
-
-
-def _shape(value: Any, kind: type[_Message]) -> dict[str, Any]:
-    if not isinstance(value, dict) or set(value) != {field.name for field in fields(kind)}:  # type: ignore[arg-type]
-        raise ValueError
-    return value
-
-
-def _by_place(value: Any, terms: SumTerms, of: Callable[[Any], bytes]) -> dict[int, bytes]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return {_place(int(key), terms): of(item) for key, item in value.items()}
