@@ -714,14 +714,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "the sensitivity of one density for all of them",
-        (DENSITY, "coordinates=2 * len(self.grids)", "coordinates=2"),
+        (GROUPS, "coordinates=2)", "coordinates=1)"),
         tests=[
             "test_densities.py::test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_one_and_some_moves_them_all"
         ],
     ),
     mutation(
         "half the noise, in the densities",
-        (DENSITY, "lattice_laplace_steps(self.scale,", "lattice_laplace_steps(self.scale / 2,"),
+        (GROUPS, "lattice_laplace_steps(self.scale,", "lattice_laplace_steps(self.scale / 2,"),
         tests=["test_noise_levels.py::test_ten_thousand_draws_have_the_scale_that_the_event_claims"],
     ),
     mutation(
@@ -791,8 +791,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "densities: noise for more than the group's part of the price",
-        (GROUPS, "return self._alone.event", "return replace(self, scale=2 * self.scale)._alone.event"),
-        (GROUPS, "from dataclasses import dataclass\n", "from dataclasses import dataclass, replace\n"),
+        (GROUPS, "Laplace(scale=self.scale,", "Laplace(scale=2 * self.scale,"),
         tests=[
             "test_densities.py::test_the_plan_s_epsilon_is_the_total_of_all_groups_and_never_less_noise_than_it_asks_for"
         ],
@@ -1082,24 +1081,24 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutation(
         "densities: noise cut off at four scales",
         (
-            DENSITY,
-            "rng.lattice_laplace_steps(self.scale, count.shape, 1.0)",
-            "rng.lattice_laplace_steps(self.scale, count.shape, 1.0).clip(-int(4 * self.scale), int(4 * self.scale))",
+            GROUPS,
+            "rng.lattice_laplace_steps(self.scale, counts.shape, 1.0)",
+            "rng.lattice_laplace_steps(self.scale, counts.shape, 1.0).clip(-int(4 * self.scale), int(4 * self.scale))",
         ),
         tests=[FIGURE],
     ),
     mutation(
         "densities: one-sided noise in cells that nobody is in",
         (
-            DENSITY,
-            "[count + rng.lattice_laplace_steps(self.scale, count.shape, 1.0) for",
-            "[np.where(count, count + (e := rng.lattice_laplace_steps(self.scale, count.shape, 1.0)), np.abs(e)) for",
+            GROUPS,
+            "counts + rng.lattice_laplace_steps(self.scale, counts.shape, 1.0)",
+            "np.where(counts, counts + (e := rng.lattice_laplace_steps(self.scale, counts.shape, 1.0)), np.abs(e))",
         ),
         tests=[FIGURE],
     ),
     mutation(
         "densities: nine tenths of the sensitivity",
-        (DENSITY, "Laplace(scale=self.scale, sensitivity=1.0,", "Laplace(scale=self.scale, sensitivity=0.9,"),
+        (GROUPS, "Laplace(scale=self.scale, sensitivity=1.0,", "Laplace(scale=self.scale, sensitivity=0.9,"),
         tests=[MOVED],
     ),
     mutation(

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from shared.errors import ParameterError
 from shared.mechanisms.densities import quantiles
 from shared.mechanisms.densities.local import LocalCounts
-from shared.mechanisms.densities.noise import Densities, Grid, rounded_laplace_variance
+from shared.mechanisms.densities.noise import Grid, rounded_laplace_variance
 from shared.mechanisms.densities.quantiles import Quantiles
 from shared.mechanisms.densities.scaling import Basis, Coefficients
 from shared.mechanisms.row_blocks import row_blocks
+from shared.privacy.accountant import Laplace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,13 +114,9 @@ class Histogram(Counted):
     scale: float
 
     @property
-    def _alone(self) -> Densities:
-        return Densities(grids=(self.grid,), scale=self.scale)
-
-    @property
     def event(self) -> Event:
-        """The price."""
-        return self._alone.event
+        """The price: one count moves down by one and another up, or none does."""
+        return Laplace(scale=self.scale, sensitivity=1.0, coordinates=2)
 
     @property
     def noise(self) -> str:
@@ -128,7 +125,8 @@ class Histogram(Counted):
 
     def draw(self, records: pd.DataFrame, rng: Noise) -> Counts:
         """The noisy figures."""
-        return self._alone.release(records, rng)[0]
+        counts = self.grid.counts(records)
+        return counts + rng.lattice_laplace_steps(self.scale, counts.shape, 1.0)
 
     def possible(self, figures: Counts, n: int) -> bool:
         """See `Group.possible`."""

@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.randomness import Noise
 from shared.errors import ParameterError
 from shared.mechanisms.row_blocks import row_blocks
 from shared.plans.dictionary import NUMERIC, Column
-from shared.privacy.accountant import Laplace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MOST_CELLS", "MOST_COLUMNS", "Densities", "Grid", "rounded_laplace_variance"]
+__all__ = ["MOST_CELLS", "MOST_COLUMNS", "Grid", "rounded_laplace_variance"]
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -133,57 +131,6 @@ class Grid:
         for block in row_blocks(records):
             out += np.bincount(self.codes(block), minlength=self.size)
         return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Densities:
-    """The counts of several grids, with Laplace noise of one scale on each.
-
-    Args:
-        grids: of different columns each; a column may stand in several grids, and is paid for in each.
-        scale: b of the noise, in persons.
-    Raises: ParameterError: no grid, the same one twice, more than 2²⁰ cells, or a scale that is not positive.
-
-    >>> from shared.base.randomness import seeded_rng
-    >>> grid = Grid(columns=(Column(name="dose", kind="continuous", lower=0, upper=4),), level=2)
-    >>> mechanism = Densities(grids=(grid,), scale=2.0)
-    >>> import pandas as pd
-    >>> mechanism.event.coordinates, [c.shape for c in mechanism.release(pd.DataFrame({"dose": [3.0]}), seeded_rng(1))]
-    (2, [(4,)])
-    """
-
-    grids: tuple[Grid, ...]
-    scale: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
-            raise ParameterError("scale must be positive and finite", given=repr(self.scale))
-        if not self.grids or len({grid.name for grid in self.grids}) < len(self.grids):
-            raise ParameterError("densities must be of one or more different grids", given=f"{len(self.grids)}")
-        if self.cells > MOST_CELLS:
-            raise ParameterError(
-                f"densities must have at most {MOST_CELLS} cells",
-                given=f"{self.cells}",
-                next_step="Plan a lower level.",
-            )
-
-    @property
-    def cells(self) -> int:
-        """Number of released figures."""
-        return sum(grid.size for grid in self.grids)
-
-    @property
-    def event(self) -> Laplace:
-        """2c counts that move by 1 each; its pure ε is 2c / b."""
-        return Laplace(scale=self.scale, sensitivity=1.0, coordinates=2 * len(self.grids))
-
-    def counts(self, records: pd.DataFrame) -> list[Counts]:
-        """The true counts of checked records, one array per grid: never released."""
-        return [grid.counts(records) for grid in self.grids]
-
-    def release(self, records: pd.DataFrame, rng: Noise) -> list[Counts]:
-        """The noisy counts: whole numbers, possibly negative, one array per grid."""
-        return [count + rng.lattice_laplace_steps(self.scale, count.shape, 1.0) for count in self.counts(records)]
 
 
 def rounded_laplace_variance(scale: float) -> float:

@@ -27,8 +27,9 @@ from shared.base.randomness import Noise, seeded_rng
 from shared.flows.base import Identity
 from shared.mechanisms.cross_products.plan import CrossProductsPlan
 from shared.mechanisms.cross_products.plan import noised as noised_products
+from shared.mechanisms.densities.groups import Histogram
 from shared.mechanisms.densities.local import LocalCounts
-from shared.mechanisms.densities.noise import Densities, Grid
+from shared.mechanisms.densities.noise import Grid
 from shared.mechanisms.densities.scaling import Basis, Coefficients
 from shared.mechanisms.grand.noise import NodePrivate
 from shared.mechanisms.latent_noise.noise import LatentNoise
@@ -191,10 +192,10 @@ def noisy_densities(n: int, rng: Any) -> Drawn:
     """Every count of two columns' grid, against the true counts, at the noise that a small price asks for."""
     columns = tuple(Column(name=name, kind="continuous", lower=0, upper=1) for name in ("a", "b"))
     event = calibration.calibrate(Laplace, 0.01, 0.0, sensitivity=1.0, coordinates=2)
-    m = Densities(grids=(Grid(columns=columns, level=math.ceil(math.log2(n) / 2)),), scale=event.scale)
+    m = Histogram(grid=Grid(columns=columns, level=math.ceil(math.log2(n) / 2)), scale=event.scale)
     assert m.event == event
     records = pd.DataFrame(np.random.default_rng(5).random((1000, 2)), columns=["a", "b"])
-    noise = (m.release(records, rng)[0] - m.counts(records)[0])[::-1][:n]
+    noise = (m.draw(records, rng) - m.grid.counts(records))[::-1][:n]
     return Drawn(noise.astype(np.float64), event.scale, "laplace")
 
 

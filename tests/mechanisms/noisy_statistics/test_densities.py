@@ -19,8 +19,9 @@ from shared.base.canonical import canonical_json
 from shared.base.randomness import seeded_rng
 from shared.errors import DictionaryRefusal, EstimateRefusal, ParameterError, PlanRefusal, SchemaRefusal
 from shared.estimands.questions import parse_estimand
-from shared.mechanisms.densities.noise import Densities, Grid, rounded_laplace_variance
-from shared.mechanisms.densities.plan import DensitiesPlan, level_for
+from shared.mechanisms.densities.groups import Histogram
+from shared.mechanisms.densities.noise import Grid, rounded_laplace_variance
+from shared.mechanisms.densities.plan import DensitiesPlan, level_for, together
 from shared.plans.dictionary import Column
 from shared.plans.plan import Budget, StudyPlan
 from shared.privacy import accountant as privacy
@@ -68,13 +69,15 @@ def test_everybody_is_counted_once_in_every_grid_on_edges_outside_and_missing():
 def test_no_replacement_moves_more_counts_than_are_charged_nor_any_by_more_than_one_and_some_moves_them_all():
     """A search over every pair of records: the charged sensitivity is met exactly, never exceeded."""
     frame = every_record()
-    mechanism = Densities(grids=SEVERAL, scale=1.0)
-    each = [np.concatenate(mechanism.counts(frame.iloc[[i]].reset_index(drop=True))) for i in range(len(frame))]
+    event = together([Histogram(grid=grid, scale=1.0) for grid in SEVERAL])
+    rows = [frame.iloc[[i]].reset_index(drop=True) for i in range(len(frame))]
+    each = [np.concatenate([grid.counts(row) for grid in SEVERAL]) for row in rows]
     moved = [np.abs(one - other) for one, other in itertools.combinations(each, 2)]
     assert {int(step.max()) for step in moved} <= {0, 1}
-    assert mechanism.event.sensitivity == 1
+    assert isinstance(event, privacy.Laplace)
+    assert event.sensitivity == 1
     furthest = max(int(step.sum()) for step in moved)
-    assert furthest == mechanism.event.coordinates == 2 * len(SEVERAL)
+    assert furthest == event.coordinates == 2 * len(SEVERAL)
 
 
 FORMS: dict[str, dict[str, Any]] = {
