@@ -327,10 +327,10 @@ class VerbAnswer:
 
 
 def tabled(
-    columns: Sequence[str], cells: Iterable[Sequence[Any]], *, right: Iterable[str] = (), title: str = ""
+    columns: Sequence[str], cells: Iterable[Sequence[Any]], *, right: Iterable[str] = ()
 ) -> Callable[[Console], None]:
     """A `table` as a part of a screen."""
-    return lambda out: out.print(table(columns, cells, right=right, title=title))
+    return lambda out: out.print(table(columns, cells, right=right))
 
 
 def command(

@@ -187,11 +187,11 @@ def _since(shown: Sequence[Envelope], start: ChainPlace | None, what: str) -> li
     return list(shown[start.number :])
 
 
-def _offered(shown: Sequence[Envelope], known: Sequence[Envelope], what: str) -> list[Envelope]:
-    """New items of a chain that must begin with the known one; none where it is shorter. Raises: IntegrityRefusal."""
+def _offered(shown: Sequence[Envelope], known: Sequence[Envelope]) -> list[Envelope]:
+    """New grants of a chain that must begin with the known one; none where it is shorter. Raises: IntegrityRefusal."""
     same = min(len(shown), len(known))
     if [one.payload for one in shown[:same]] != [one.payload for one in known[:same]]:
-        raise _another(what)
+        raise _another("grants")
     return list(shown[len(known) :])
 
 
@@ -216,7 +216,7 @@ def _news(desk: Desk, reply: MembershipReply) -> list[tuple[Grant | LeadChange, 
     last: Grant | ChainPlace | None = grants[-1][0] if grants else start
     shown = _since([Envelope.from_bytes(one) for one in reply.grants], start, "grants")
     out: list[tuple[Grant | LeadChange, Envelope]] = []
-    for envelope in _offered(shown, [one for _, one in grants], "grants"):
+    for envelope in _offered(shown, [one for _, one in grants]):
         while changes and len(envelope.verified_by(leads.trusted)) < leads.threshold:
             change, _ = changes[0]
             out.append(changes.pop(0))

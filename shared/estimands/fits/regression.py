@@ -219,7 +219,6 @@ def generalised(
     robust: Robust = "",
     *,
     start: Array | None = None,
-    iterations: int = 60,
 ) -> RegressionFit:
     """Regression in a generalised linear family, R's `glm(y ~ x, family, weights, offset)`.
 
@@ -254,7 +253,7 @@ def generalised(
                 value(beta)
             return x.T @ (weights * seen[1]), gram(x, weights * seen[2])
 
-        beta, inverse, reached, converged = newton(value, derivatives, start, iterations=iterations)
+        beta, inverse, reached, converged = newton(value, derivatives, start, iterations=60)
         eta = offset + x @ beta
         score, expected = weights * family.at(y, eta)[1], weights * family.expected(eta)
         influence = scaled_product(x, score, inverse)

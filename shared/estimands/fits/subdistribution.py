@@ -24,7 +24,7 @@ __all__ = ["fine_gray"]
 Array = NDArray[np.float64]
 
 
-def fine_gray(x: Array, time: Array, event: Array, other: Array, *, iterations: int = 40) -> RegressionFit:
+def fine_gray(x: Array, time: Array, event: Array, other: Array) -> RegressionFit:
     """Fine–Gray regression, R's `cmprsk::crr` and `survival::finegray` with `coxph(ties = "breslow")`.
 
     Args:
@@ -41,9 +41,8 @@ def fine_gray(x: Array, time: Array, event: Array, other: Array, *, iterations: 
         return _without_a_maximum(x)
     likelihood = _SubdistributionLikelihood(x, time, event, other)
     with np.errstate(all="ignore"):
-        beta, inverse, reached, converged = newton(
-            likelihood.value, likelihood.derivatives, np.zeros(x.shape[1]), iterations=iterations
-        )
+        start = np.zeros(x.shape[1])
+        beta, inverse, reached, converged = newton(likelihood.value, likelihood.derivatives, start, iterations=40)
         scores = likelihood.scores(beta)
         influence = scaled_product(scores, None, inverse, out=scores)
     return RegressionFit(

@@ -236,17 +236,12 @@ def eigenvector(ties: Matrix) -> Array:
     return vector / vector.max()
 
 
-def harmonic(ties: Matrix, sources: Counts | None = None) -> Array:
-    """(n,) harmonic centralities Σ_j 1/d(i, j), 0 for pairs that are not connected.
-
-    Args:
-        sources: count distances to these nodes alone, scaled up to all n; for a network too large for all pairs.
-    """
+def harmonic(ties: Matrix) -> Array:
+    """(n,) harmonic centralities Σ_j 1/d(i, j), 0 for pairs that are not connected."""
     n = ties.shape[0]
-    chosen = np.arange(n) if sources is None else np.asarray(sources, dtype=np.int64)
     total = np.zeros(n)
-    for start in range(0, len(chosen), 1 << 14):
-        slab = chosen[start : start + (1 << 14)]
+    for start in range(0, n, 1 << 14):
+        slab = np.arange(start, min(n, start + (1 << 14)))
         number = np.arange(len(slab))
         reached = np.zeros((n, -(-len(slab) // 64)), np.uint64)
         reached[slab, number // 64] |= np.uint64(1) << (number % 64).astype(np.uint64)
@@ -265,7 +260,7 @@ def harmonic(ties: Matrix, sources: Counts | None = None) -> Array:
             total += (now - count) / distance
             reached, count = grown, now
             growing = growing[count[growing] < len(slab)]
-    return total if sources is None else total * (n - 1) / max(1, len(chosen) - 1)
+    return total
 
 
 def node_statistics(ties: Matrix) -> dict[str, Array]:

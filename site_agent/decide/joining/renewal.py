@@ -362,9 +362,7 @@ def ask_late(desk: RenewingSite, *, now: dt.datetime | None = None, dry_run: boo
     return late.request.encode(), request_fingerprint(late.envelope)
 
 
-def take_late(
-    desk: Desk, answer: bytes, *, authority: str = "", now: dt.datetime | None = None, dry_run: bool = False
-) -> CertificateLife:
+def take_late(desk: Desk, answer: bytes, *, authority: str = "", dry_run: bool = False) -> CertificateLife:
     """Put in force what the study lead has answered to `ask_late`; how long it lasts.
 
     Args:
@@ -376,7 +374,7 @@ def take_late(
     """
     from site_agent.lock import StateLock
 
-    config, now = desk.config, now or utc_now()
+    config, now = desk.config, utc_now()
     with StateLock(desk.home):
         late = identity.renewals(config).late
         if late is None:
