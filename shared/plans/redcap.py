@@ -14,14 +14,15 @@ import io
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from shared.errors import DataFileRefusal, DictionaryRefusal, Refusal
+from shared.plans.codebook import FromCodebook
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 from shared.terminal import FORMULA
 
-__all__ = ["FromRedcap", "from_redcap", "to_redcap"]
+__all__ = ["from_redcap", "to_redcap"]
 
 NAME, FORM, KIND, LABEL = "Variable / Field Name", "Form Name", "Field Type", "Field Label"
 CHOICES = "Choices, Calculations, OR Slider Labels"
@@ -42,20 +43,7 @@ _UNIT = re.compile(r"\(([^()]{1,16})\)\s*$")
 _PLAIN_CODE = re.compile(r"[A-Za-z0-9_.]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FromRedcap:
-    """Result of importing a REDCap data dictionary: the columns read, and the fields left out.
-
-    Args:
-        dictionary: of the fields that could be read.
-        left_out: the other fields, each with the reason, in words.
-    """
-
-    dictionary: Dictionary
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-
-def from_redcap(text: str, *, name: str) -> FromRedcap:
+def from_redcap(text: str, *, name: str) -> FromCodebook:
     """A dictionary from a REDCap data dictionary.
 
     The first field is the record's id, as REDCap has it: it becomes the person. A field that is not required, or that
@@ -90,7 +78,7 @@ def from_redcap(text: str, *, name: str) -> FromRedcap:
             given=f"{len(rows)} fields, none but the record's id",
             next_step="Give numbers a least and a greatest value, and categories their choices.",
         )
-    return FromRedcap(dictionary=Dictionary(name=name, version=1, columns=tuple(columns)), left_out=left_out)
+    return FromCodebook(dictionary=Dictionary(name=name, version=1, columns=tuple(columns)), left_out=left_out)
 
 
 def to_redcap(dictionary: Dictionary) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,13 +168,7 @@ class Outbox:
             StateRefusal (rejected, burnt, delivered, or not yet held).
         """
         current = self.ledger.hold(release_id)
-        registered = self.approvers.get(name)
-        if registered is None or registered != approver.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at the site, with this key",
-                given=f"{name!r} with key {approver.public.key_id}",
-                next_step="Register approvers at enrolment, or use the registered key.",
-            )
+        self._require_registered(name, approver)
         if approver.public == self.ledger.signer.public:
             raise ApprovalRefusal("a release must be approved by a person", given="the agent's own release key")
         if current.author_apart and approver.public == self.approvers.get(current.author):
@@ -299,12 +294,7 @@ class Outbox:
         Raises: ApprovalRefusal (not a registered approver); StateRefusal (over already).
         """
         current = self.ledger.hold(release_id)
-        if self.approvers.get(name) != approver.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at the site, with this key",
-                given=f"{name!r} with key {approver.public.key_id}",
-                next_step="Register approvers at enrolment, or use the registered key.",
-            )
+        self._require_registered(name, approver)
         from shared.wire.signed_messages import WITHDRAWAL_TYPE
 
         digest = current.bundle_sha256 or bundle_sha256
@@ -329,10 +319,7 @@ class Outbox:
             raise StateRefusal("a release must be withdrawn to have a tombstone", given=current.state)
         payload = self._withdrawal(current, given.reason_code, given.bundle_sha256)
         envelope = Envelope.sign(WITHDRAWAL_TYPE, payload, [self.ledger.signer])
-        signed = Signature(given.key.key_id, given.signature)
-        return Envelope(
-            payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, signed)
-        )
+        return replace(envelope, signatures=(*envelope.signatures, Signature(given.key.key_id, given.signature)))
 
     def _withdrawal(self, hold: Hold, reason_code: str, digest: str) -> bytes:
         from shared.wire.signed_messages import REASONS, Withdrawal
@@ -438,6 +425,14 @@ class Outbox:
         return still_open
 
     # -- inside -----------------------------------------------------------------------------------------------------
+    def _require_registered(self, name: str, approver: SigningKey) -> None:
+        if self.approvers.get(name) != approver.public:
+            raise ApprovalRefusal(
+                "an approver must be registered at the site, with this key",
+                given=f"{name!r} with key {approver.public.key_id}",
+                next_step="Register approvers at enrolment, or use the registered key.",
+            )
+
     def _statement(self, hold: Hold) -> Statement:
         from shared.releases.statement import Statement
 
@@ -459,12 +454,8 @@ class Outbox:
     def _envelope(self, hold: Hold) -> Envelope:
         """Ed25519 is deterministic and the approvals stand in the ledger: the same bytes each time."""
         envelope = self._statement(hold).sign([self.ledger.signer])
-        given = tuple(
-            Signature(approval.key.key_id, approval.signature) for approval in hold.approvals if not approval.standing
-        )
-        return Envelope(
-            payload_type=envelope.payload_type, payload=envelope.payload, signatures=(*envelope.signatures, *given)
-        )
+        given = [Signature(one.key.key_id, one.signature) for one in hold.approvals if not one.standing]
+        return replace(envelope, signatures=(*envelope.signatures, *given))
 
     def _write_statement(self, hold: Hold) -> None:
         path = self.root / hold.release_id / "statement.json"
