@@ -415,12 +415,9 @@ def not_whole(name: str) -> IntegrityRefusal:
 
 def _taken(source: IO[bytes], name: str, into: Path | None) -> str:
     """SHA-256 of one file of the archive, which is copied on the way where a folder is named."""
-    digest = hashlib.sha256()
     if into is None:
-        while block := source.read(BLOCK):
-            digest.update(block)
-        return digest.hexdigest()
-    place = into / name
+        return hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
+    digest, place = hashlib.sha256(), into / name
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
         while block := source.read(BLOCK):

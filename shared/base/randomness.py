@@ -198,10 +198,7 @@ class Noise:
         """
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
             raise ParameterError("a number of substreams must be a whole number of at least 0", given=repr(count))
-        self._after_fork()
-        with self._lock:
-            parent = self._spawn_key
-            self._spawn_key = _derived(parent, b"next")
+        parent = self._parent_key()
         return [
             Noise(_key=_derived(parent, b"child %d" % number), _secure=self._secure, _refill=_FIRST_REFILL)
             for number in range(count)
@@ -222,10 +219,7 @@ class Noise:
             raise ParameterError(
                 "each name must stand there once", given=f"{len(names)} names, {len(set(names))} different"
             )
-        self._after_fork()
-        with self._lock:
-            parent = self._spawn_key
-            self._spawn_key = _derived(parent, b"next")
+        parent = self._parent_key()
         # One key derivation for the call, and a keyed hash for each name: a large network has a hundred thousand.
         key = _derived(parent, b"names")
         return [
@@ -236,6 +230,14 @@ class Noise:
             )
             for name in names
         ]
+
+    def _parent_key(self) -> bytes:
+        """The key of a call's substreams, which no later call has."""
+        self._after_fork()
+        with self._lock:
+            parent = self._spawn_key
+            self._spawn_key = _derived(parent, b"next")
+        return parent
 
     # -- sampling ------------------------------------------------------------------------------------------
     def chosen(self, rate: float, count: int) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,8 +192,7 @@ class SiteParcel:
                     plain.write(one.message)
                     if one.bundle is not None:
                         with one.bundle.open("rb") as file:
-                            while block := file.read(BLOCK):
-                                plain.write(block)
+                            shutil.copyfileobj(file, plain, BLOCK)
                 plain.seek(0)
                 return _written(out, self.header, plain, recipient)
         except OSError as error:
@@ -357,8 +357,7 @@ def _written(out: Path, header: CourierHeader, plain: IO[bytes], recipient: Publ
             part.chmod(0o600)
             file.write(header.to_bytes())
             if recipient is None:
-                while block := plain.read(BLOCK):
-                    file.write(block)
+                shutil.copyfileobj(plain, file, BLOCK)
             else:
                 pyrage.encrypt_io(plain, file, [recipient_of(recipient)])
             size = file.tell()
@@ -382,16 +381,18 @@ def _line(file: IO[bytes], names: set[str]) -> Mapping[str, Any]:
     line = file.readline(CALL_CAP)
     if not line.endswith(b"\n"):
         raise _not_whole()
-    body = parse_json(line[:-1], cap=CALL_CAP)
+    return _named(line[:-1], names)
+
+
+def _named(data: bytes, names: set[str]) -> Mapping[str, Any]:
+    body = parse_json(data, cap=CALL_CAP)
     if not isinstance(body, dict) or set(body) != names:
         raise SchemaRefusal(f"a courier's list must have {', '.join(sorted(names))}", given="another form")
     return body
 
 
 def _listed(said: bytes, names: set[str], header: CourierHeader) -> Mapping[str, Any]:
-    body = parse_json(said, cap=CALL_CAP)
-    if not isinstance(body, dict) or set(body) != names:
-        raise SchemaRefusal(f"a courier's list must have {', '.join(sorted(names))}", given="another form")
+    body = _named(said, names)
     if any(body[name] != getattr(header, name) for name in ("coordinator", "site", "number")):
         raise _not_whole()
     return body

@@ -25,7 +25,7 @@ chance, one over the mean degree, of n persons, and gets that of N.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from shared.base.process import deferred
@@ -37,7 +37,6 @@ from shared.plans.dictionary import LEVELLED, Dictionary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shared.mechanisms.base import Figures
     from shared.mechanisms.grand.counts import Motifs
     from shared.mechanisms.grand.plan import GrandPlan
     from shared.plans.plan import StudyPlan
@@ -107,7 +106,7 @@ def require_answerable(release: GrandPlan, question: Estimand) -> None:
 def answer(
     plan: StudyPlan,
     release: GrandPlan,
-    tables: Figures,
+    tables: Sequence[tuple[pd.DataFrame, int]],
     question: Estimand,
     *,
     levels: Mapping[str, Any],

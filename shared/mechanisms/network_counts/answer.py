@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-    from shared.mechanisms.base import Figures
     from shared.mechanisms.network_counts.plan import NetworkCountsPlan
     from shared.plans.plan import StudyPlan
 
@@ -63,7 +62,11 @@ Counts = Mapping[str, "tuple[NDArray[np.float64], NDArray[np.float64]]"]
 
 
 def answer(
-    plan: StudyPlan, release: NetworkCountsPlan, tables: Figures, question: Estimand, **origin: Unpack[Origin]
+    plan: StudyPlan,
+    release: NetworkCountsPlan,
+    tables: Sequence[tuple[pd.DataFrame, int]],
+    question: Estimand,
+    **origin: Unpack[Origin],
 ) -> list[Estimate]:
     """One site's estimate from its released counts; of several releases, which are of different persons, by their n.
 
