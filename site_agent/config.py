@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import closed, is_number, is_whole, parse_json
+from shared.base.canonical import closed, is_number, is_whole, is_word, parse_json
 from shared.errors import BudgetRefusal, ConfigRefusal, PlanRefusal, Refusal, SchemaRefusal, StateRefusal
 from site_agent.records.mapping import document
 from site_agent.records.mapping.declared import Recoding
@@ -44,10 +44,6 @@ def default_home() -> Path:
 def frame_key(home: Path, study: str) -> Path:
     """Path of the key of a study's sealed embeddings: the one place that must be kept out of copies of the outbox."""
     return home / "keys" / "frames" / f"{study}.key"
-
-
-def _plain_word(value: str) -> bool:
-    return value.isascii() and value.replace("-", "").replace("_", "").isalnum() and len(value) <= 64
 
 
 STILL_PRESENT = 0.5
@@ -228,11 +224,7 @@ class SiteConfig:
 
         for name in ("site", "coordinator"):
             value = getattr(self, name)
-            must(
-                isinstance(value, str) and _plain_word(value),
-                f"{name} must be a plain word (letters, digits, - and _)",
-                repr(value),
-            )
+            must(is_word(value), f"{name} must be a plain word (letters, digits, - and _)", repr(value))
         host, _, port = str(self.address).rpartition(":")
         must(bool(host) and port.isdigit(), "address must be host:port", repr(self.address))
         must(isinstance(self.courier, bool), "courier must be true or false", self.courier)
@@ -259,7 +251,7 @@ class SiteConfig:
         named = {*self.approvers, *self.retired_approvers}
         must("agent" not in named, "no approver may be called 'agent'", "'agent'")
         for name in [*named, *self.studies, *self.data]:
-            must(_plain_word(name), "names of approvers and studies must be plain words", repr(name))
+            must(is_word(name), "names of approvers and studies must be plain words", repr(name))
         object.__setattr__(self, "retired_approvers", {n: tuple(keys) for n, keys in self.retired_approvers.items()})
         for name in ("approvers", "retired_approvers", "data"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))

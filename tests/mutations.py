@@ -1599,7 +1599,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     mutation(
         "a member of a sum may have any name",
-        (SUM_PLAN, "strange = [site for site in members if not is_plain_word(site)]", "strange: list[str] = []"),
+        (SUM_PLAN, "strange = [site for site in members if not is_word(site)]", "strange: list[str] = []"),
         tests=["test_members_keys.py::test_no_member_has_a_name_that_reads_as_another_hospitals_line"],
     ),
     mutation(

@@ -281,14 +281,14 @@ def lead_add(
 ) -> VerbAnswer:
     """Add a lead: a new key, signed by the leads there are. Every site follows by itself."""
     from coordinator.services.membership import Members
+    from shared.base.canonical import is_word
     from shared.base.failpoints import reach
     from shared.base.keys import SigningKey
     from shared.base.passphrases import chosen
     from shared.membership.leads import Leads
-    from shared.plans.invitation import is_plain_word
 
     public, private = (config.home / "keys" / f"{name}.{kind}" for kind in ("pub", "pem"))
-    if not is_plain_word(name) or public.exists() or (public.parent / "retired" / public.name).exists():
+    if not is_word(name) or public.exists() or (public.parent / "retired" / public.name).exists():
         raise ParameterError(
             "a lead's name must be a plain word that nobody here had", given=repr(name), next_step="Choose another."
         )

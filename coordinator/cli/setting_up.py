@@ -179,10 +179,11 @@ def _lead_key(folder: Path, who: str, passphrase: str | None) -> str:
 
 def _require_leads(leads: list[str], threshold: int) -> None:
     """Refuse leads too few to sign, and names that could not name a file or stand in a plan. Raises: ParameterError."""
-    from shared.plans.invitation import is_plain_word, plain_word_of
+    from shared.base.canonical import is_word
+    from shared.plans.invitation import plain_word_of
 
     for who in leads:
-        if not is_plain_word(who):
+        if not is_word(who):
             raise ParameterError(
                 "a lead's name must be a plain word: ASCII letters, digits, - and _, at most 64",
                 given=repr(who),

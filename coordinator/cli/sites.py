@@ -44,10 +44,11 @@ def invite(
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
     from coordinator.services.membership import Members
+    from shared.base.canonical import is_word
     from shared.base.keys import write_private
-    from shared.plans.invitation import is_plain_word, plain_word_of
+    from shared.plans.invitation import plain_word_of
 
-    if not is_plain_word(site):
+    if not is_word(site):
         raise ParameterError(
             "a site's name must be a plain word: ASCII letters, digits, - and _, at most 64",
             given=repr(site),

@@ -8,6 +8,7 @@ no number, and a text is no list.
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import hashlib
 import json
@@ -18,8 +19,8 @@ from typing import Any, ClassVar, Self, TypeGuard
 
 from shared.errors import Refusal, SchemaRefusal
 
-__all__ = ["CanonicalForm", "canonical_json", "canonical_list", "closed", "is_list", "is_number", "is_whole"]
-__all__ += ["parse_json", "sha256_hex"]
+__all__ = ["CanonicalForm", "canonical_json", "canonical_list", "closed", "parse_json", "sha256_hex"]
+__all__ += ["is_day", "is_digest", "is_list", "is_number", "is_whole", "is_word"]
 
 Pairs = list[tuple[str, Any]]
 # Made once: `json.dumps` with settings of its own makes an encoder for each value.
@@ -165,3 +166,26 @@ def is_whole(value: object) -> TypeGuard[int]:
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """True of a sequence that is no text."""
     return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def is_digest(text: object) -> TypeGuard[str]:
+    """True of a SHA-256, or a public key: 64 lower-case hexadecimal digits."""
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+def is_word(text: object) -> TypeGuard[str]:
+    """True of a name that needs no quoting anywhere: ASCII letters, digits, - and _, at most 64 of them.
+
+    >>> is_word("st-marys"), is_word("St. Mary's"), is_word("")
+    (True, False, False)
+    """
+    plain = isinstance(text, str) and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
+    return plain and len(str(text)) <= 64
+
+
+def is_day(text: object) -> TypeGuard[str]:
+    """True of an ISO date in its one spelling, 2026-01-05: such days compare as their texts do."""
+    try:
+        return isinstance(text, str) and dt.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False

@@ -12,10 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shared.base.canonical import is_word
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import CertificateRefusal, ReplayRefusal, SignatureRefusal
 from shared.membership.leads import Leads
-from shared.membership.statements import Chained, is_word, must_be
+from shared.membership.statements import Chained, must_be
 from shared.plans.invitation import certificate_fingerprint, certificate_of, no_certificate
 
 __all__ = ["AUTHORITY_REPLACEMENT_TYPE", "AuthorityReplacement", "open_replacement"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, is_word, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import ReplayRefusal
-from shared.membership.statements import STATEMENT_CAP, is_word, must_be
+from shared.membership.statements import STATEMENT_CAP, must_be
 
 __all__ = ["DECLINED_TYPE", "REASON_CAP", "DeclinedNotice", "open_notice"]
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shared.base.canonical import is_word
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ReplayRefusal
-from shared.membership.statements import Chained, ChainPlace, is_word, must_be, require_next
+from shared.membership.statements import Chained, ChainPlace, must_be, require_next
 
 __all__ = ["GRANT_TYPE", "Grant", "open_grant"]
 

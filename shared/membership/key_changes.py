@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.base.canonical import sha256_hex
+from shared.base.canonical import is_day, is_digest, is_word, sha256_hex
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import ApprovalRefusal, SignatureRefusal, TooLarge
-from shared.membership.statements import Chained, is_digest, is_word, must_be
+from shared.membership.statements import Chained, must_be
 
 __all__ = [
     "ACTIONS",
@@ -113,12 +113,7 @@ class KeyChange(Chained):
         deputy = bool(self.deputy_of)
         must_be(deputy == bool(self.until), "a deputy must have both: for whom, and until when")
         must_be(not deputy or (self.action == "add" and is_word(self.deputy_of)), "a deputy must be added as one")
-        if deputy:
-            try:
-                same = dt.date.fromisoformat(self.until).isoformat() == self.until
-            except (TypeError, ValueError):
-                same = False
-            must_be(same, "a deputy's last day must be an ISO date")
+        must_be(not deputy or is_day(self.until), "a deputy's last day must be an ISO date")
 
     @property
     def lost(self) -> bool:

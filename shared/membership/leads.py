@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from shared.base.canonical import is_digest, is_word
 from shared.base.keys import Envelope, PublicKey
 from shared.errors import Refusal, ReplayRefusal, SignatureRefusal
-from shared.membership.statements import Chained, is_digest, is_word, must_be, require_next
+from shared.membership.statements import Chained, must_be, require_next
 
 __all__ = ["LEAD_CHANGE_TYPE", "LeadChange", "Leads", "follow", "follow_from", "open_lead_change"]
 

@@ -6,17 +6,16 @@ place follows from nothing. They are known by type, format and the party that th
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, is_day, is_digest, parse_json, sha256_hex
 from shared.base.chain import GENESIS
 from shared.base.keys import Envelope, SigningKey
 from shared.errors import ReplayRefusal, SchemaRefusal
 
-__all__ = ["STATEMENT_CAP", "ChainPlace", "Chained", "is_digest", "must_be", "require_next"]
+__all__ = ["STATEMENT_CAP", "ChainPlace", "Chained", "must_be", "require_next"]
 
 STATEMENT_CAP = 64 << 10
 """Most bytes of one statement."""
@@ -26,21 +25,6 @@ def must_be(holds: bool, rule: str) -> None:
     """Raises: SchemaRefusal."""
     if not holds:
         raise SchemaRefusal(rule, given="another form")
-
-
-def is_digest(text: object) -> bool:
-    """True for 64 lower-case hexadecimal digits."""
-    return isinstance(text, str) and len(text) == 64 and not set(text) - set("0123456789abcdef")
-
-
-def is_word(text: object) -> bool:
-    """True for a plain word: it stands in paths, entries and file names."""
-    return (
-        isinstance(text, str)
-        and 0 < len(text) <= 64
-        and text.isascii()
-        and text.replace("-", "").replace("_", "").isalnum()
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +75,7 @@ class Chained:
         must_be(type(self.number) is int and 1 <= self.number < 1 << 31, f"{self.WHAT} must have a number from 1 on")
         must_be(is_digest(self.previous), f"{self.WHAT} must name the one before it by its SHA-256")
         must_be((self.previous == GENESIS) == (self.number == 1), f"{self.WHAT} must follow another, but for the first")
-        try:
-            must_be(dt.date.fromisoformat(self.day).isoformat() == self.day, f"{self.WHAT} must have an ISO date")
-        except (TypeError, ValueError):
-            raise SchemaRefusal(f"{self.WHAT} must have an ISO date", given="another form") from None
+        must_be(is_day(self.day), f"{self.WHAT} must have an ISO date")
 
     @property
     def digest(self) -> str:

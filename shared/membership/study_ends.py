@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from shared.membership.statements import Chained, is_word, must_be
+from shared.base.canonical import is_word
+from shared.membership.statements import Chained, must_be
 
 __all__ = ["STUDY_END_TYPE", "StudyEnd"]
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.base.canonical import canonical_json, is_whole, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, is_digest, is_whole, parse_json, sha256_hex
 from shared.errors import PlanChanged, ReceiptRefusal, SchemaRefusal
 from shared.mechanisms.base import must
 from shared.plans.training import PrivateTraining, Reference, Training
@@ -73,7 +73,7 @@ MOST_RECORDS = 100_000_000
 FLOW_CAP = 32 << 20
 LARGEST_WEIGHT = 1e6
 """A weight beyond it is no weight of a usable flow; the sites and the coordinator both refuse it."""
-_WORD, _DIGEST = re.compile("[A-Za-z0-9_-]{1,64}"), re.compile("[0-9a-f]{64}")
+_WORD = re.compile("[A-Za-z0-9_-]{1,64}")
 _LAST_SHARE = 0.02
 
 
@@ -357,7 +357,7 @@ class FederatedFlow:
     sites: Mapping[str, Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        if not all(_DIGEST.fullmatch(str(value)) for value in (self.plan_hash, self.dictionary_hash)):
+        if not (is_digest(self.plan_hash) and is_digest(self.dictionary_hash)):
             raise SchemaRefusal("a trained flow must name its plan and dictionary by their hashes")
         weights = usable(self.weights, self.shape)
         weights.setflags(write=False)

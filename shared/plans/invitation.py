@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from shared.base.canonical import canonical_json, closed, is_whole, parse_json
+from shared.base.canonical import canonical_json, closed, is_whole, is_word, parse_json
 from shared.base.keys import PublicKey
 from shared.errors import CertificateRefusal, SchemaRefusal, TokenRefusal
 
@@ -29,7 +29,6 @@ __all__ = [
     "Invitation",
     "certificate_fingerprint",
     "certificate_of",
-    "is_plain_word",
     "no_certificate",
     "plain_word_of",
 ]
@@ -66,15 +65,6 @@ def certificate_fingerprint(pem: str) -> str:
     except no_certificate():
         raise CertificateRefusal("the certificate must be readable", given="another text") from None
     return " ".join(digest[i : i + 4] for i in range(0, 64, 4))
-
-
-def is_plain_word(name: str) -> bool:
-    """True for a name that needs no quoting anywhere: ASCII letters, digits, - and _, at most 64 of them.
-
-    >>> is_plain_word("st-marys"), is_plain_word("St. Mary's")
-    (True, False)
-    """
-    return name.isascii() and name.replace("-", "").replace("_", "").isalnum() and len(name) <= 64
 
 
 def plain_word_of(name: str) -> str:
@@ -138,7 +128,7 @@ class Invitation:
                 raise SchemaRefusal(rule, given="another", next_step="Ask the study lead for a new invitation.")
 
         for name in (self.coordinator, self.site, *self.studies):
-            must(is_plain_word(name), "coordinator, site and studies must be plain words (letters, digits, - and _)")
+            must(is_word(name), "coordinator, site and studies must be plain words (letters, digits, - and _)")
         must(bool(self.studies), "an invitation must name at least one study")
         must(len(self.token) >= 32, "an invitation's token must have at least 32 characters")
         must(1 <= self.threshold <= len(self.leads), "an invitation must name at least `threshold` leads")

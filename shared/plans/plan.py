@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from shared.base.canonical import canonical_json, closed, is_number, is_whole, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, closed, is_digest, is_number, is_whole, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import ParameterError, PlanExpired, PlanRefusal
 from shared.mechanisms.base import MechanismPlan, must
@@ -343,7 +343,7 @@ class StudyPlan:
 
     def _require_federated(self) -> None:
         digest = self.flow.removeprefix(PREFIX)
-        named = self.flow.startswith(PREFIX) and len(digest) == 64 and set(digest) <= set("0123456789abcdef")
+        named = self.flow.startswith(PREFIX) and is_digest(digest)
         must(not self.flow or named, "flow must be 'federated:' and the digest of a trained flow", repr(self.flow)[:80])
         begins = self.posture == "local" and self.training.transfer
         must(

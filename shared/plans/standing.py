@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from shared.base.canonical import CanonicalForm
+from shared.base.canonical import CanonicalForm, is_day, is_digest
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import SchemaRefusal
 from shared.privacy.stated import shown_epsilon
@@ -77,12 +77,8 @@ class Standing(CanonicalForm):
             raise SchemaRefusal("a standing approval's n and number must be counts")
         if not (isinstance(self.max_epsilon, float) and math.isfinite(self.max_epsilon) and self.max_epsilon > 0):
             raise SchemaRefusal("a standing approval's largest ε must be a positive number")
-        for day in (self.until, self.day):
-            try:
-                if dt.date.fromisoformat(day).isoformat() != day:
-                    raise ValueError
-            except ValueError:
-                raise SchemaRefusal("a standing approval's days must be ISO dates") from None
+        if not (is_day(self.until) and is_day(self.day)):
+            raise SchemaRefusal("a standing approval's days must be ISO dates")
 
     def sign(self, key: SigningKey) -> Envelope:
         """Sign as the approver it names."""
@@ -123,7 +119,7 @@ class Revocation(CanonicalForm):
         texts = list(asdict(self).values())
         if not all(isinstance(text, str) and 0 < len(text) <= 128 for text in texts):
             raise SchemaRefusal("a revocation's names and digest must be short text")
-        if len(self.standing) != 64 or any(digit not in "0123456789abcdef" for digit in self.standing):
+        if not is_digest(self.standing):
             raise SchemaRefusal("a revocation must name a standing approval by its SHA-256")
 
     def sign(self, key: SigningKey) -> Envelope:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shared.base.canonical import is_word
 from shared.errors import TooLarge
-from shared.wire.message_limits import FORMULA_CAP, LABELS, PLACES, RELEASES_CAP, is_word, must
+from shared.wire.message_limits import FORMULA_CAP, LABELS, PLACES, RELEASES_CAP, must
 
 __all__ = [
     "FIGURE_FILES",

@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from shared.base.canonical import canonical_json, is_whole, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, is_digest, is_whole, is_word, parse_json, sha256_hex
 from shared.base.clock import utc_now
 from shared.base.keys import Envelope, PublicKey, SigningKey
-from shared.errors import CertificateRefusal, SchemaRefusal
-from shared.plans.invitation import certificate_fingerprint, certificate_of, is_plain_word, no_certificate
+from shared.errors import CertificateRefusal
+from shared.plans.invitation import certificate_fingerprint, certificate_of, no_certificate
+from shared.wire.message_limits import must
 
 __all__ = [
     "AUTHORITY_TYPE",
@@ -68,15 +69,10 @@ _HEX = frozenset("0123456789abcdef")
 T = TypeVar("T")
 
 
-def _must(holds: bool, rule: str) -> None:
-    if not holds:
-        raise SchemaRefusal(rule)
-
-
 def _read(kind: type[T], data: bytes, *, cap: int = _CAP) -> dict[str, Any]:
     body = parse_json(data, cap=cap)
     known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    _must(isinstance(body, dict) and body.keys() == known, f"a document must have {', '.join(sorted(known))}")
+    must(isinstance(body, dict) and body.keys() == known, f"a document must have {', '.join(sorted(known))}")
     return dict(body)
 
 
@@ -171,12 +167,11 @@ class RenewalRequest:
     day: str
 
     def __post_init__(self) -> None:
-        _must(_texts(self, "site", "serial", "head", "csr_pem", "day"), "a request's fields must be texts")
-        _must(is_plain_word(self.site), "a request's site must be a plain word")
-        _must(0 < len(self.serial) <= 40 and set(self.serial) <= _HEX, "a request's serial must be hexadecimal")
-        whole = is_whole(self.seq) and 0 <= self.seq < 1 << 53
-        _must(whole, "a request's seq must be a count")
-        _must(len(self.head) == 64 and set(self.head) <= _HEX, "a request's head must be a SHA-256")
+        must(_texts(self, "site", "serial", "head", "csr_pem", "day"), "a request's fields must be texts")
+        must(is_word(self.site), "a request's site must be a plain word")
+        must(0 < len(self.serial) <= 40 and set(self.serial) <= _HEX, "a request's serial must be hexadecimal")
+        must(is_whole(self.seq) and 0 <= self.seq < 1 << 53, "a request's seq must be a count")
+        must(is_digest(self.head), "a request's head must be a SHA-256")
 
     def signed(self, key: SigningKey, *, late: bool = False) -> Envelope:
         """This request, signed."""
@@ -209,8 +204,8 @@ class LateAnswer:
     statements: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _must(_texts(self, "site", "request", "certificate_pem"), "an answer's fields must be texts")
-        _must(all(isinstance(one, str) for one in self.statements), "an answer's statements must be texts")
+        must(_texts(self, "site", "request", "certificate_pem"), "an answer's fields must be texts")
+        must(all(isinstance(one, str) for one in self.statements), "an answer's statements must be texts")
 
     def signed(self, key: SigningKey) -> Envelope:
         """This answer, signed."""
@@ -221,7 +216,7 @@ class LateAnswer:
     def from_bytes(cls, data: bytes) -> LateAnswer:
         """Read a verified payload. Raises: SchemaRefusal."""
         body = _read(cls, data, cap=1 << 20)
-        _must(isinstance(body["statements"], list), "an answer's statements must be a list")
+        must(isinstance(body["statements"], list), "an answer's statements must be a list")
         return cls(**{**body, "statements": tuple(body["statements"])})
 
 
@@ -260,7 +255,7 @@ class AuthorityStatement:
     day: str
 
     def __post_init__(self) -> None:
-        _must(_texts(self, *(item.name for item in fields(self))), "a statement's fields must be texts")
+        must(_texts(self, *(item.name for item in fields(self))), "a statement's fields must be texts")
 
     def signed(self, key: SigningKey) -> Envelope:
         """This statement, signed."""
@@ -313,7 +308,7 @@ def authorities_from(ca_pem: str, statements: Sequence[bytes], witness: PublicKe
         if step is None:
             break
         step.require_signed_by(chain[-1])
-        _must(step.ca_pem not in chain, "authorities must follow one another")
+        must(step.ca_pem not in chain, "authorities must follow one another")
         chain.append(step.ca_pem)
     known = {certificate_fingerprint(pem) for pem in chain}
     earlier = {certificate_fingerprint(ca_pem)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-
 from shared.errors import SchemaRefusal
 
 __all__ = [
@@ -12,7 +10,6 @@ __all__ = [
     "ASKED_WAITING",
     "CHUNK_BYTES",
     "FORMULA_CAP",
-    "HEX",
     "HOLDINGS_CAP",
     "LABELS",
     "OPENED_CAP",
@@ -24,10 +21,7 @@ __all__ = [
     "SIGNED_CAP",
     "SIZES_CAP",
     "STATEMENTS_CAP",
-    "is_day",
-    "is_digest",
     "is_proof",
-    "is_word",
     "must",
 ]
 
@@ -54,7 +48,6 @@ STATEMENTS_CAP = 1000
 PROOF_CAP = 128
 # Most sizes of the log that one look at it may ask about.
 SIZES_CAP = 64
-HEX = frozenset("0123456789abcdef")
 ROUND_ENVELOPE = 16 << 10
 
 
@@ -62,24 +55,6 @@ def must(holds: bool, rule: str) -> None:
     """Raises: SchemaRefusal, naming the rule, unless it holds."""
     if not holds:
         raise SchemaRefusal(rule)
-
-
-def is_digest(text: str) -> bool:
-    """True for a SHA-256 in lower-case hexadecimal digits."""
-    return len(text) == 64 and HEX.issuperset(text)
-
-
-def is_day(text: str) -> bool:
-    """True for a day as ``YYYY-MM-DD``."""
-    try:
-        return dt.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-def is_word(text: str) -> bool:
-    """True for a name of at most 64 letters, digits, hyphens and underscores."""
-    return 0 < len(text) <= 64 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
 
 
 def is_proof(proof: tuple[bytes, ...]) -> bool:

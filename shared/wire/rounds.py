@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from shared.base.canonical import CanonicalForm, canonical_json, parse_json, sha256_hex
+from shared.base.canonical import CanonicalForm, canonical_json, is_digest, parse_json, sha256_hex
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import CATALOGUE, IntegrityRefusal, SchemaRefusal, TooLarge, TrainingRefusal
-from shared.wire.message_limits import ROUND_CAP
+from shared.wire.message_limits import ROUND_CAP, must
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,12 +56,7 @@ _SITES = 128
 MOST = 1 << 53
 """A count in a header is below it. JSON has integers that no double holds: turned into one, they are an error."""
 _NUMBER = re.compile("[a-z][a-z0-9_-]{0,31}")
-_DIGEST, _WORD = re.compile("[0-9a-f]{64}"), re.compile("[A-Za-z0-9_-]{1,64}")
-
-
-def _must(holds: bool, rule: str) -> None:
-    if not holds:
-        raise SchemaRefusal(rule)
+_WORD = re.compile("[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +82,7 @@ class RoundOrder(CanonicalForm):
 
     def __post_init__(self) -> None:
         _must_name(self)
-        _must(self.kind in ("train", "finished", "sum"), "a round must be asked or finished")
+        must(self.kind in ("train", "finished", "sum"), "a round must be asked or finished")
 
     def sign(self, key: SigningKey) -> Envelope:
         """Envelope signed with the coordinator's key."""
@@ -136,10 +131,10 @@ class Answered(CanonicalForm):
 
     def __post_init__(self) -> None:
         _must_name(self)
-        _must(bool(_WORD.fullmatch(self.site)), "an answer must name its site")
-        _must(bool(_DIGEST.fullmatch(self.asked)), "an answer must name what was asked by its SHA-256")
-        _must(not self.code or self.code in CATALOGUE, "an answer without weights must have a known code")
-        _must(bool(self.code) == (self.content_bytes == 0), "an answer must have weights, or the code of a refusal")
+        must(bool(_WORD.fullmatch(self.site)), "an answer must name its site")
+        must(is_digest(self.asked), "an answer must name what was asked by its SHA-256")
+        must(not self.code or self.code in CATALOGUE, "an answer without weights must have a known code")
+        must(bool(self.code) == (self.content_bytes == 0), "an answer must have weights, or the code of a refusal")
 
     def sign(self, key: SigningKey) -> Envelope:
         """Envelope signed with the site's key."""
@@ -148,13 +143,13 @@ class Answered(CanonicalForm):
 
 def _must_name(said: RoundOrder | Answered) -> None:
     texts = [getattr(said, item.name) for item in fields(said) if item.type == "str"]
-    _must(all(isinstance(text, str) for text in texts), "the texts of a round must be text")
-    _must(bool(_WORD.fullmatch(said.study)), "a round must name its study")
+    must(all(isinstance(text, str) for text in texts), "the texts of a round must be text")
+    must(bool(_WORD.fullmatch(said.study)), "a round must name its study")
     digests = (said.plan_hash, said.content_sha256)
-    _must(all(map(_DIGEST.fullmatch, digests)), "a round must name plan and content by their SHA-256")
+    must(all(map(is_digest, digests)), "a round must name plan and content by their SHA-256")
     counts = (said.round, said.content_bytes)
-    _must(all(type(count) is int for count in counts), "a round's number and size must be counts")
-    _must(1 <= said.round <= MOST_ROUNDS, f"a round's number must be in 1..{MOST_ROUNDS}")
+    must(all(type(count) is int for count in counts), "a round's number and size must be counts")
+    must(1 <= said.round <= MOST_ROUNDS, f"a round's number must be in 1..{MOST_ROUNDS}")
     if not 0 <= said.content_bytes <= ROUND_CAP:
         raise TooLarge(f"a round's content must have at most {ROUND_CAP} bytes", given=f"{said.content_bytes}")
 
@@ -247,15 +242,15 @@ def unpack(content: bytes) -> tuple[NDArray[np.floating[Any]], dict[str, float]]
     if len(content) > ROUND_CAP:
         raise TooLarge(f"a flow's weights must have at most {ROUND_CAP} bytes", given=f"{len(content)}")
     end = content.find(b"\n", len(FORMAT), len(FORMAT) + HEADER_CAP)
-    _must(content.startswith(FORMAT) and end > 0, "a round's content must be weights in the agreed form")
+    must(content.startswith(FORMAT) and end > 0, "a round's content must be weights in the agreed form")
     text = content[len(FORMAT) : end]
     said = parse_json(text, cap=HEADER_CAP)
     whole = isinstance(said, dict) and said.keys() == {"dtype", "count", "numbers"}
-    _must(whole and said["dtype"] in ("<f4", "<f8"), "weights must be described by type, count and numbers")
+    must(whole and said["dtype"] in ("<f4", "<f8"), "weights must be described by type, count and numbers")
     numbers, count = said["numbers"], said["count"]
-    _must(isinstance(numbers, dict) and len(numbers) <= NUMBERS_CAP, f"at most {NUMBERS_CAP} numbers may come along")
-    _must(all(map(_plain, numbers.values())), f"what comes along must be finite numbers, counts below {MOST}")
-    _must(all(map(_NUMBER.fullmatch, numbers)), "what comes along must be named numbers")
+    must(isinstance(numbers, dict) and len(numbers) <= NUMBERS_CAP, f"at most {NUMBERS_CAP} numbers may come along")
+    must(all(map(_plain, numbers.values())), f"what comes along must be finite numbers, counts below {MOST}")
+    must(all(map(_NUMBER.fullmatch, numbers)), "what comes along must be named numbers")
     start = end + 1
     width = int(said["dtype"][-1])
     if type(count) is not int or count < 1 or count * width != len(content) - start:

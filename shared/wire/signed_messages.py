@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shared.base.canonical import CanonicalForm, canonical_json, closed, is_whole, parse_json
+from shared.base.canonical import CanonicalForm, canonical_json, closed, is_digest, is_whole, is_word, parse_json
 from shared.base.chain import LINKS_CAP, extend_head
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.errors import SchemaRefusal, SignatureRefusal, TooLarge
-from shared.wire.message_limits import is_digest, is_word, must
+from shared.wire.message_limits import must
 
 if TYPE_CHECKING:
     from shared.wire.site_messages import Acceptance, AnchorReceipt, Withdrawn

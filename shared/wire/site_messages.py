@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shared.base.canonical import is_day, is_digest, is_word
 from shared.errors import CATALOGUE
 from shared.wire.message_limits import (
     CHUNK_BYTES,
@@ -14,10 +15,7 @@ from shared.wire.message_limits import (
     SIGNED_CAP,
     SIZES_CAP,
     STATEMENTS_CAP,
-    is_day,
-    is_digest,
     is_proof,
-    is_word,
     must,
 )
 

@@ -11,13 +11,12 @@ beyond that size, and nothing before it, and only once: whoever has met it alrea
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, is_day, is_digest, parse_json
 from shared.base.keys import Envelope, PublicKey, SigningKey
 from shared.base.merkle import leaf_hash, verify_consistency, verify_inclusion
 from shared.errors import IntegrityRefusal, Refusal, SchemaRefusal
@@ -62,7 +61,7 @@ class TreeHead:
 
     def __post_init__(self) -> None:
         texts = all(isinstance(text, str) for text in (self.coordinator, self.root, self.day))
-        if not texts or type(self.size) is not int or self.size < 1 or not _is_root(self.root):
+        if not texts or type(self.size) is not int or self.size < 1 or not is_digest(self.root):
             raise SchemaRefusal("a log's head must name the coordinator, a size, a root and a day")
 
     def sign(self, key: SigningKey) -> Envelope:
@@ -146,7 +145,7 @@ class RestoredLog:
         if not isinstance(body, dict) or body.get("kind") != "restored" or body.keys() - {"kind"} != names:
             raise SchemaRefusal("a restoration must be an entry of its kind")
         texts = all(isinstance(body[name], str) for name in names - {"size"})
-        if not texts or type(body["size"]) is not int or body["size"] < 0 or not _is_root(body["root"]):
+        if not texts or type(body["size"]) is not int or body["size"] < 0 or not is_digest(body["root"]):
             raise SchemaRefusal("a restoration must name a size and a root")
         return cls(**{name: body[name] for name in names})
 
@@ -201,7 +200,7 @@ def check_view(view: LogView, key: PublicKey, seen: Sequence[tuple[int, str]]) -
                 next_step="Nothing is sent. Call the study lead.",
             )
         # Heads from before it are excused by its day: one dated ahead would excuse those that are still to come.
-        if not (_is_day(said.day) and _is_day(head.day) and said.day <= head.day):
+        if not (is_day(said.day) and is_day(head.day) and said.day <= head.day):
             raise IntegrityRefusal(
                 "a log must have been put back on a day, and no later than its head is of",
                 given=f"a restoration dated {said.day!r} in a head of {head.day!r}",
@@ -278,15 +277,3 @@ def proven_release(log: Mapping[str, Any], bundle: str, head: TreeHead) -> dict[
 def _grew(seen: tuple[int, str], head: TreeHead, proof: Sequence[bytes]) -> bool:
     size, root = seen
     return verify_consistency(size, head.size, tuple(proof), bytes.fromhex(root), bytes.fromhex(head.root))
-
-
-def _is_day(text: str) -> bool:
-    """True of an ISO date in its one spelling: such days compare as their texts do."""
-    try:
-        return dt.date.fromisoformat(text).isoformat() == text
-    except ValueError:
-        return False
-
-
-def _is_root(text: object) -> bool:
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")

@@ -191,9 +191,9 @@ def add_approver(
         deputy_of, until: for whom the person stands in, and the last day; blank for an approver of their own right.
     Raises: ApprovalRefusal (too few; somebody who approves here already), PassphraseRefusal, ParameterError.
     """
-    from shared.plans.invitation import is_plain_word
+    from shared.base.canonical import is_word
 
-    if not is_plain_word(name) or name == "agent":
+    if not is_word(name) or name == "agent":
         raise ParameterError("an approver's name must be a plain word", given=repr(name))
     membership.settle_approvers(desk)
     if name in desk.config.approvers:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from shared.base.canonical import canonical_list, parse_json, sha256_hex
+from shared.base.canonical import canonical_list, is_digest, parse_json, sha256_hex
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.errors import IntegrityRefusal, LedgerRefusal, LockedRefusal, ParameterError, StorageRefusal
@@ -195,5 +194,5 @@ def require_settled(ledger: Path) -> None:
 
 def require_digest(text: str, name: str) -> None:
     """Refuse what is no SHA-256 in lower-case hexadecimal digits. Raises: ParameterError."""
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
+    if not is_digest(text):
         raise ParameterError(f"{name} must be a SHA-256, 64 lower-case hexadecimal digits", given=repr(text)[:80])

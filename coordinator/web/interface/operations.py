@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from functools import cached_property
 from typing import Any, get_type_hints
 
-from shared.base.canonical import closed
+from shared.base.canonical import closed, is_word
 from shared.errors import SchemaRefusal
 from shared.wire.analyst_messages import (
     AnswerSiteRequest,
@@ -32,7 +32,7 @@ from shared.wire.analyst_messages import (
     StudiesRequest,
     StudySitesRequest,
 )
-from shared.wire.message_limits import is_word, must
+from shared.wire.message_limits import must
 from shared.wire.site_messages import WatchRequest
 
 __all__ = ["API", "FILES", "JOBS", "OPERATIONS", "SIGN_IN", "JobRequest", "Operation"]

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from coordinator.web.sign_in.kept import SignInStore
-from shared.base.canonical import sha256_hex
+from shared.base.canonical import is_word, sha256_hex
 from shared.errors import AccessRefusal, NetworkRefusal, StateRefusal
-from shared.wire.message_limits import is_word
 
 __all__ = ["BEGUN", "ROLES", "DeviceCode", "Person", "Provider"]
 

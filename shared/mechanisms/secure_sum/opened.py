@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import canonical_json, parse_json, sha256_hex
+from shared.base.canonical import canonical_json, is_digest, parse_json, sha256_hex
 from shared.errors import IntegrityRefusal, ParameterError, SchemaRefusal
 from shared.mechanisms.secure_sum.influences import level_of
 from shared.mechanisms.secure_sum.messages import Agreement, Lists, Survivors
@@ -28,7 +28,6 @@ __all__ = ["CAP", "OpenedSum", "SumPart"]
 
 CAP = 4 << 20
 """Bytes that an opened sum may have."""
-_SHA256 = re.compile("[0-9a-f]{64}")
 _SIGMAS = 64
 """Of the noise: as many as `SumTerms` has room for."""
 
@@ -77,7 +76,7 @@ class OpenedSum:
             object.__setattr__(self, name, {site: value[site] for site in sorted(value)})
         _must(len(self.parts) > 0, "an opened sum must have survivors", "none")
         _must(self.parts.keys() <= self.pilots.keys(), "a survivor of a sum must have a pilot", "one that has none")
-        _must(all(_SHA256.fullmatch(one) for one in self.pilots.values()), "pilots must be SHA-256", "another text")
+        _must(all(map(is_digest, self.pilots.values())), "pilots must be SHA-256", "another text")
         _must(len(self.members) == 32, "members must be a digest of 32 bytes", len(self.members))
         _must(all(len(one) == 64 for one in self.signatures.values()), "a signature must have 64 bytes", "others")
         noisy = [number for part in self.parts.values() for number in (part.events, part.charges)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
-from shared.base.canonical import is_list, is_number
+from shared.base.canonical import is_list, is_number, is_word
 from shared.errors import ParameterError, PlanRefusal, SchemaRefusal
 from shared.mechanisms.base import Aggregates, Extent, Facts, MechanismPlan, ReleasedTables, must, other_record, unit
 from shared.mechanisms.moments.plan import MomentsPlan
@@ -24,7 +24,6 @@ from shared.mechanisms.secure_sum.price import TrustRow, trust_row, trust_rows
 from shared.mechanisms.secure_sum.steps import SumStep
 from shared.mechanisms.secure_sum.terms import SumTerms
 from shared.mechanisms.secure_sum.vectors import MOST_COEFFICIENTS, VectorBounds, coordinates
-from shared.plans.invitation import is_plain_word
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Event, Gaussian
 from shared.privacy.gaussian import gaussian_epsilon
@@ -165,7 +164,7 @@ class SecureSumPlan(Aggregates):
         named = isinstance(members, Mapping) and all(isinstance(part, str) for one in members.items() for part in one)
         must(named, "release.members must be a table of sites, each with its key", repr(members)[:60])
         # As an invitation names a site: another name could look like a second site's line where keys are compared.
-        strange = [site for site in members if not is_plain_word(site)]
+        strange = [site for site in members if not is_word(site)]
         must(
             not strange,
             "release.members must be named by plain words: ASCII letters, digits, - and _, at most 64",

@@ -6,12 +6,11 @@ others a message of `shared.mechanisms.secure_sum.messages`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from shared.base.canonical import canonical_json, parse_json
+from shared.base.canonical import canonical_json, is_digest, parse_json
 from shared.errors import ReplayRefusal, SchemaRefusal
 from shared.mechanisms.secure_sum.messages import (
     KeyOffer,
@@ -107,8 +106,7 @@ class LookOrder:
         pilots = body["pilots"]
         places = {f"{place}": place for place in range(len(terms.members))}
         if not isinstance(pilots, dict) or not all(
-            place in places and isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest)
-            for place, digest in pilots.items()
+            place in places and is_digest(digest) for place, digest in pilots.items()
         ):
             raise SchemaRefusal("pilots must be named by their site's place and their SHA-256", given="others")
         found = LookOrder(

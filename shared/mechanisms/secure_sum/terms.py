@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.base.canonical import canonical_json, is_whole
+from shared.base.canonical import canonical_json, is_digest, is_whole
 from shared.base.keys import PublicKey
 from shared.errors import ParameterError, StateRefusal
 from shared.privacy.accountant import Gaussian
@@ -75,7 +75,7 @@ class SumTerms:
         )
         _must(sites - self.drop_outs - self.colluders >= 2, "two sites' noise must be left", self.colluders)
         _must(_whole(self.wave, 1), "a wave must be a whole number of at least 1", repr(self.wave))
-        _must(bool(re.fullmatch("[0-9a-f]{64}", self.plan)), "a plan must be named by its SHA-256", "another text")
+        _must(is_digest(self.plan), "a plan must be named by its SHA-256", "another text")
         _must(bool(_LABEL.fullmatch(self.label)), "a round's label must be a-z, 0-9 and -", repr(self.label)[:60])
         _must(_whole(self.coordinates, 1) and self.coordinates <= 4096, "1 to 4096 numbers must be summed", "others")
         for name in ("sensitivity", "sigma", "largest"):

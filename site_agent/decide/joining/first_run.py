@@ -48,7 +48,8 @@ def invitation_of(file: Path, today: dt.date) -> Invitation:
 
 def intended(home: Path, invited: Invitation, approvers: Sequence[str], *, courier: bool = False) -> SiteConfig:
     """Settings of a site that is to be made in `home`. Raises: StateRefusal (there is one), UsageRefusal (names)."""
-    from shared.plans.invitation import is_plain_word, plain_word_of
+    from shared.base.canonical import is_word
+    from shared.plans.invitation import plain_word_of
     from site_agent.config import SiteConfig
 
     _require_new(home)
@@ -56,7 +57,7 @@ def intended(home: Path, invited: Invitation, approvers: Sequence[str], *, couri
         raise UsageRefusal(
             "a site must have at least one approver", given="none", next_step="Add --approver NAME, once per person."
         )
-    odd = next((name for name in approvers if not is_plain_word(name)), None)
+    odd = next((name for name in approvers if not is_word(name)), None)
     if odd is not None:
         raise UsageRefusal(
             "an approver's name must be a plain word: ASCII letters, digits, - and _, without spaces",

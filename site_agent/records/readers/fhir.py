@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.base.canonical import closed
+from shared.base.canonical import closed, is_day
 from shared.errors import DataFileRefusal
 from site_agent.records.readers.base import FormatReader
 
@@ -43,7 +43,6 @@ LONGEST = 366 * 120
 _OWN = ("person", "index_date", "birth_date", "gender", "event_date", "end_date")
 _STEP = "Correct the definition; docs/first-mile.md shows one."
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _WRONG = ("entered-in-error", "cancelled", "refuted")
 _WHEN = ("effectiveDateTime", "effectiveInstant", "onsetDateTime", "recordedDate", "issued")
 
@@ -280,14 +279,7 @@ def _quantity(part: Mapping[str, Any]) -> tuple[float | None, str]:
 
 def _day(value: Any) -> str | None:
     """A day of a date or a time; None of a year or a month alone."""
-    return value[:10] if isinstance(value, str) and _DAY.match(value) and _is_day(value[:10]) else None
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return bool(dt.date.fromisoformat(text))
-    except ValueError:
-        return False
+    return value[:10] if isinstance(value, str) and is_day(value[:10]) else None
 
 
 def _started(resource: Mapping[str, Any]) -> str | None:
