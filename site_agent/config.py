@@ -193,9 +193,7 @@ class SiteConfig:
         approvers: names of the people who may approve here, with their public keys.
         retired_approvers: names of people who could, with every key that was theirs: what they signed then is verified
             with it, and nothing is approved with it any more.
-        floors: what this site tightens.
         budget: what all studies together may cost.
-        data: study to table.
     Raises: ConfigRefusal, at construction.
     """
 

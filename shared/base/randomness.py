@@ -313,7 +313,6 @@ class Noise:
 
         Args:
             sigma: standard deviation of the unrounded noise, in the data's units.
-            shape: of the result.
             grid: g, a power of two with 2⁻⁴⁰ ≤ g/σ ≤ 2¹⁰. The data it is added to must be multiples of g.
         Returns: int64; times the grid it is exact in float64.
         Raises: ParameterError.
@@ -342,7 +341,6 @@ class Noise:
 
         Args:
             scale: b, in the data's units; the variance of the unrounded noise is 2b².
-            shape: of the result.
             grid: g, a power of two with 2⁻⁴⁰ ≤ g/b ≤ 2¹⁰. The data it is added to must be multiples of g.
         Returns: int64; times the grid it is exact in float64.
         Raises: ParameterError.

@@ -507,7 +507,6 @@ def parse_formula(kind: str, formula: str, **options: Any) -> Estimand:
     """Read a question written as in R: the kind apart, and one formula.
 
     Args:
-        kind: one of the kinds.
         formula: ``y ~ a + b``, ``Surv(time, event) ~ a``; ``y`` or ``y ~ 1`` for mean and proportion; ``~ a + b`` or
             ``a ~ b`` for a correlation; ``y ~ arm`` for a comparison.
         options: as `Estimand`'s: subset, weights, ties, robust, measure, start, stop, at, tau; None is not given.

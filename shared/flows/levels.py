@@ -25,7 +25,6 @@ class LevelModel:
     """The law of one dequantised column given others: a multinomial logistic regression.
 
     Args:
-        column: the column it is about.
         given: the other columns it reads: smooth ones as they are, levelled ones by their level.
         counts: per column of `given`, 0 for a smooth column, else its number of levels.
         coefficients: (features, levels), in the order of `features`; logits are features @ coefficients.

@@ -223,8 +223,6 @@ class LevelLaw:
     """A levelled outcome: multinomial logistic regression.
 
     Args:
-        column: the dequantised column.
-        inputs: what is read.
         coefficients: (features, levels).
     """
 
@@ -284,8 +282,6 @@ class TiltLaw:
     linear model, a Poisson regression and a proportional likelihood ratio model (Luo and Tsai 2012) are of this form.
 
     Args:
-        column: the column.
-        inputs: what is read.
         shift: (features,), of μ; zeros for none.
         edges: (bins + 1,), of r.
         base: (bins,), logarithms of f0's masses, up to a constant.
@@ -388,7 +384,6 @@ class HazardLaw:
     records heap) times lie evenly. From the last bin but one everybody leaves but one in 10,000.
 
     Args:
-        time, event: the columns.
         inputs: what is read, of the time; the event reads the bin as well.
         edges: (bins + 1,), of the encoded time.
         rates: (2, bins): a.

@@ -21,7 +21,6 @@ class OutcomesLast(ArrayBijection):
     """Outcomes by their laws given everything else: latents of their columns to values, all others left as they are.
 
     Args:
-        d: number of columns.
         laws: in the order in which outcomes are drawn (`shared.flows.outcomes`).
     Raises: SchemaRefusal, if a law reads an outcome that is not drawn before, or two laws draw one column.
     """

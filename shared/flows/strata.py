@@ -21,7 +21,6 @@ class StratumModel:
     """The law of one smooth column in each level of another: a margin, and a regression of its score.
 
     Args:
-        column: the column it is about.
         level_column: the dequantised column whose floor is the stratum.
         given: smooth columns that the regression reads.
         knots: per level (scores, values), as in `Margins`.

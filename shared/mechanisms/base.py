@@ -81,7 +81,6 @@ class Extent:
     """Largest size of a released table, from its plan and its number of persons alone.
 
     Args:
-        rows: number of rows.
         texts: text column to the most bytes (UTF-8) of one value.
         lists: columns whose values are lists of whole numbers.
         numbers: columns of one number each.
@@ -267,7 +266,6 @@ class Answering(MechanismPlan):
         Args:
             tables: released figures and their n, of releases of different persons.
             draws: how many tables.
-            rng: of the drawing.
         Raises: EstimateRefusal, where the figures hold no rows.
         """
         raise EstimateRefusal(

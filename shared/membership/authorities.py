@@ -32,7 +32,6 @@ class AuthorityReplacement(Chained):
     Args:
         number, previous: in the coordinator's own chain of them. A site does not ask for the next one: it may have
             missed some, and a coordinator that was put back from a backup may have forgotten some.
-        coordinator: whose authorities they are.
         before: fingerprint of the authority that is believed no more.
         ca_pem: certificate of the one that is believed instead, signed by itself.
         reason: the lead's words, for everybody who reads a site's record later.

@@ -25,7 +25,6 @@ class DeclinedNotice:
     Args:
         decision: ``reject`` or ``send_back``.
         reason: in the person's words, as they chose to have them told.
-        approver: who decided.
     """
 
     FORMAT: ClassVar[str] = "tributary-declined/1"

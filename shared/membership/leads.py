@@ -38,7 +38,6 @@ class LeadChange(Chained):
     """One lead joins, or one leaves.
 
     Args:
-        coordinator: whose leads they are.
         name: the lead who joins or leaves.
         before, after: public keys of all who lead, sorted.
         threshold_before, threshold: how many of them must sign.

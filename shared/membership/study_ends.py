@@ -19,7 +19,6 @@ class StudyEnd(Chained):
     """A lead's word that a study is over. It is the first and only one of its chain.
 
     Args:
-        coordinator: whose leads speak.
         plan_hash: of the plan that was newest then; its retention says until when releases are kept.
         reason: a line for everybody who reads the log.
     """

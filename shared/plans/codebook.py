@@ -63,8 +63,6 @@ class FromCodebook:
 def from_codebook(path: Path, *, name: str) -> FromCodebook:
     """A dictionary from a codebook's file: ``.csv``, ``.xlsx`` or ``.xml`` (DDI).
 
-    Args:
-        name: of the dictionary.
     Raises: DataFileRefusal (no codebook), DictionaryRefusal (no variable that can be read), PackageRefusal.
     """
     suffix = path.suffix.lower()

@@ -187,13 +187,11 @@ class StudyPlan:
     Args:
         study: short name, a plain word.
         version: 1, 2, 3, …; a site refuses a lower one than it has seen.
-        title: one line.
         purpose: what the releases are for, in words.
         coordinator: id of the only recipient; a bundle for another coordinator is refused by it.
         expires: last day on which the plan may be acted upon.
         posture: what may be fitted on which records; see `shared.releases.receipt.coverage`.
         release: the mechanism and its parameters: see `shared.mechanisms.base`.
-        training: how the flow is fitted.
         private: DP-SGD's parameters; with posture ``private``, and only with it.
         holdout: share of persons who train the flow and are never released; used with posture ``holdout``. A later
             version must not change it: roles are for life.
@@ -201,8 +199,6 @@ class StudyPlan:
         returning: what a later wave does with a person already released: ``append`` releases new persons only,
             ``refresh`` everybody anew, ``frozen`` copies the sealed rows and adds the new persons'.
         budget: cap per person.
-        floors: disclosure floors.
-        waves: the calendar.
         eligibility: the rule that says who is in the table; by it, n is public.
         estimands: planned analyses, name to formula.
         row_download: whether analysts may download the released rows.

@@ -49,9 +49,6 @@ def from_redcap(text: str, *, name: str) -> FromCodebook:
     The first field is the record's id, as REDCap has it: it becomes the person. A field that is not required, or that
     is shown only under a condition, may be missing (``missing = "level"``).
 
-    Args:
-        text: of the CSV file.
-        name: of the dictionary.
     Raises: DataFileRefusal (no data dictionary), DictionaryRefusal (no field that can be read).
 
     >>> found = from_redcap(to_redcap(Dictionary(name="m", version=1, columns=(

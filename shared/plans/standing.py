@@ -49,7 +49,6 @@ class Standing(CanonicalForm):
         max_epsilon: ε of the dearest single release that it is good for.
         until: last day, ISO date, UTC.
         n: rows of `release_id`, the last approved release when it was made: a first one always needs a person.
-        approver: name of the person.
         number: 1, 2, …: the how manieth of the study at its site, so that one made again is another one.
         day: ISO date, UTC, for people.
     """

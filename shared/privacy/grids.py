@@ -21,7 +21,6 @@ def grid_for(sigma: float, *, sensitivity: float | None = None, coordinates: int
     that adds at most 1 % of it, and charges for it (`rounding_reach`). One that rounds towards zero adds nothing.
 
     Args:
-        sigma: scale of the noise.
         sensitivity: of the unrounded data, in `norm`; None where rounding adds nothing.
         coordinates: values of one record that are rounded.
         norm: 1 or 2, the norm of `sensitivity`.

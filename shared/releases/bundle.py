@@ -93,7 +93,6 @@ def read_bundle(path: Path, *, cap: int, before: Callable[[Receipt], Extent] | N
     The file is mapped, not read: a 50 MB bundle costs little more memory than its table.
 
     Args:
-        path: the bundle file.
         cap: most bytes the table may take once it is decoded.
         before: asked with the receipt before anything of the table is decoded; it may refuse, and gives how large the
             table is. A stranger's bundle is read with it.

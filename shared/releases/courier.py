@@ -118,7 +118,6 @@ class AnsweredCall:
 
     Args:
         call: digest of the call (`CarriedCall.digest`).
-        method: its method.
         message: the encoded reply; blank for a refusal.
         code, text: of the refusal.
     """
@@ -155,7 +154,6 @@ class SiteParcel:
     """A site's calls, for its coordinator.
 
     Args:
-        header: for whom.
         certificate_pem: the certificate that the site, or an invitation, would show over TLS.
         seen: sizes of the coordinator's log from which the site wants to be shown that it only grew.
         calls: in the order in which they are to be made.
@@ -262,7 +260,6 @@ class PostBox:
     """The coordinator's answers to one site.
 
     Args:
-        header: for whom.
         answers_to: number of the newest of the site's files that had been taken; 0 for none.
         day: on which it was written, ISO date, UTC.
         answers: to the calls of that file, and to the standing ones.

@@ -29,7 +29,6 @@ def require_plain(parquet: Any, data: memoryview) -> None:
 
     Args:
         parquet: the open `pyarrow.parquet.ParquetFile`.
-        data: its bytes.
     Raises: SchemaRefusal.
     """
     meta, names = parquet.metadata, parquet.schema_arrow.names

@@ -137,7 +137,6 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     """Run a command line and return its exit code; the one place where a refusal becomes output.
 
     Args:
-        app: the typer application.
         name: program name for the help text.
         argv: arguments without the program; None takes the process's own.
     Returns: 0, a `Refusal.exit_code`, 2 for a command line that cannot be read, 130 after Ctrl-C, `UNREAD` where
@@ -309,7 +308,6 @@ class VerbAnswer:
     Args:
         data: what a program reads; see `plain`.
         parts: what a person reads, from top to bottom; without any, they read the JSON too.
-        code: the exit code.
     """
 
     def __init__(self, data: Any, *parts: Part, code: int = 0) -> None:
@@ -496,7 +494,6 @@ def table(
     """A calm table: a rule under the header, no boxes; `None` is an en dash.
 
     Args:
-        columns: headers.
         rows: cells; a rich `Text` keeps its style and its lines, everything else is written as text in one.
         right: headers of the columns that hold numbers.
         title: one line above, left.

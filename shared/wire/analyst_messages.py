@@ -62,7 +62,6 @@ class ReleasesRequest:
     """The releases of a study: all of them, or a page in the order of the log.
 
     Args:
-        study: the study.
         most: releases of a page, of which there may be fewer than that; 0 for all, in one answer.
         after: beyond this place in the log, which the page before names as ``more``; none for the first page.
         newest: from the newest to the oldest.
@@ -90,7 +89,6 @@ class StudySitesRequest:
     """A study by its sites, all or a page of them; over HTTPS alone.
 
     Args:
-        study: the study.
         most: sites of a page; 0 for all.
         page: which page, from 1.
     """
@@ -119,7 +117,6 @@ class QueryRequest:
     """One question to the accepted releases of a study.
 
     Args:
-        study: the study.
         kind: what to estimate, as in ``cox``; empty when `formula` is the whole question or a planned analysis' name.
         formula: as in ``Surv(time, event) ~ sbp + age``.
         options: further parts of the question, name to text.
@@ -255,8 +252,6 @@ class ProofRequest:
     """The place of a release in the coordinator's log; over HTTPS alone: an answer carries its proofs with it.
 
     Args:
-        study: the study.
-        release_id: the release.
         seen: size of the log as seen before, from which it is proven to have only grown; 0 for none.
     """
 
@@ -284,13 +279,7 @@ class ExplainRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSiteRequest:
-    """One site of a result; over HTTPS alone.
-
-    Args:
-        study: the study.
-        result_id: the result.
-        site: one of its sites.
-    """
+    """One site of a result; over HTTPS alone."""
 
     study: str
     result_id: str

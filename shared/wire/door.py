@@ -83,7 +83,6 @@ class Decision:
     """Outcome of one call, without its content and without the caller.
 
     Args:
-        method: name of the method.
         code: ``ok``, or the code of the refusal.
         seconds: from its arrival to its answer.
     """

@@ -44,7 +44,6 @@ class AnchorHead:
 
     Args:
         seq: number of the last entry.
-        head: its hash.
         after: the last entry that the site knows to be witnessed; 0 for none.
         links: of the entries `after` + 1 to `seq` (`shared.base.chain`).
     """

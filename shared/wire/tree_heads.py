@@ -155,7 +155,6 @@ class CheckedView:
     """A look at the log whose proofs have been verified.
 
     Args:
-        head: the signed head.
         envelope: as it came.
         grew: of each size and root that was seen before, whether it is the beginning of this log.
         restored: (entry, what it says) of each restoration, oldest first.

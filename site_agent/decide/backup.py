@@ -94,7 +94,6 @@ class RestoredSite:
     """Outcome of a restore.
 
     Args:
-        facts: what the backup says.
         moved: where the former home is now; blank if there was none.
         unopened: studies whose network keeps a sealed embedding, which nothing here opens.
     """

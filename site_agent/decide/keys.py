@@ -58,7 +58,6 @@ class ChangedKey:
     """Outcome of a change.
 
     Args:
-        said: what was signed.
         in_force: whether the coordinator has it in force.
         waits: whether it waits there for the study lead, who compares `fingerprint` on the telephone.
         fingerprint: of the new key; blank where there is none.

@@ -38,12 +38,7 @@ APPROVAL_TYPE = "application/vnd.tributary.plan-approval+json"
 
 @dataclass(frozen=True, kw_only=True)
 class AgentNow:
-    """The agent as it acts: an approval holds for one version of it, up to a day.
-
-    Args:
-        version: of this software.
-        today: UTC date.
-    """
+    """The agent as it acts: an approval holds for one version of it, up to a day."""
 
     version: str
     today: dt.date
@@ -55,7 +50,6 @@ class PlanApproval:
 
     Args:
         understood: the sentences about what is not covered that were ticked.
-        approver: name of the person.
         reason: why, in the person's words; may be blank.
         day: UTC date, for people.
     """

@@ -76,7 +76,6 @@ class Recovery:
         known: number of the last entry that this ledger knows to be anchored.
         missing: number of entries between the two.
         unknown: most draws that they can have held beyond the releases that the coordinator holds.
-        lost: the charges.
         accepted: log place of each release that is known here as well, by id, and that the coordinator accepted; of a
             whole ledger only of those of which it says otherwise.
         fingerprint: of the ledger's head once counted, for the study lead.

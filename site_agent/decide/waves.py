@@ -85,7 +85,6 @@ def calendar(plan: StudyPlan, holds: Iterable[Hold], today: dt.date) -> tuple[Pl
     Args:
         plan: whichever version holds now; waves are known by their number.
         holds: the ledger's holds of this study, in its order.
-        today: UTC date.
     """
     own = [hold for hold in holds if hold.study == plan.study and hold.wave > 0]
     last = {hold.wave: hold for hold in own}

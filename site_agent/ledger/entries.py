@@ -211,7 +211,6 @@ class CheckedSignatures:
     """The entries of a ledger from the first on whose signatures were once verified.
 
     Args:
-        entries: how many.
         sha256: digest of their heads and signatures.
     """
 
@@ -288,7 +287,6 @@ class _LastRead:
     """A ledger as it was read last.
 
     Args:
-        entries: all of them.
         copy: the rows of the first `copied`.
         rows: those of the others.
     """

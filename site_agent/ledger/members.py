@@ -127,7 +127,6 @@ def tell_apart(
     Args:
         book: the site's ledger.
         study, other: the two.
-        name: of the approver.
         reason: how it is known, in that person's words.
         key: of the approver; it signs both entries.
         beside: name -> key of the others who sign them.

@@ -40,7 +40,6 @@ class Noted:
     """A standing approval in the ledger.
 
     Args:
-        digest: of its document.
         envelope: the document, signed by the approver `name`.
         seq: its entry.
         revoked: by a person, with the plan's approval, or when the site left the study.

@@ -78,8 +78,6 @@ class FlowReport:
     """Report of a flow's training; it stays at the site.
 
     Attributes:
-        n: records.
-        d: columns.
         held_back: records that chose the stopping point; 0 if it was given.
         epochs: passes chosen; 0 means that the Gaussian start was kept.
         epochs_run: passes tried.

@@ -395,7 +395,6 @@ def draw_pairs(
 
     Args:
         probability: (rows, columns) float32 of two slices of nodes.
-        n: number of nodes.
         key, names, directed, first, among: as in :meth:`LatentSpace.draw`.
     Raises: ParameterError, for a key of another length or names that are not n different ones.
 

@@ -205,7 +205,6 @@ def check_rows(
     Args:
         released: the table as read back from the sealed bundle.
         real: (n, columns) canonical values, as `Dictionary.check` returned them.
-        limits: floors in force.
         clipped: counts the records whose latent lies outside the clipping ball.
         chance: what that many tables drawn from no record hit, or as few of them as are enough.
         beyond: share of records that the plan means to lie outside it, where it pulls them in (`LatentNoise.shrink`).

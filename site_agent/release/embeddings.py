@@ -60,7 +60,6 @@ class Embedding:
         positions: (m, q) coordinates of the persons held out.
         into: (m, q) where private ranks are placed: the same without what estimating each has added.
         attributes: (m, a) encoded attributes of the same persons.
-        held: their pseudonyms.
         numbers: (k,) int32, of everybody released so far, ascending.
         private: (k, q + a) their private coordinates.
         owners: (k,) int32, the place in `releases` of the release that holds each.
@@ -179,7 +178,6 @@ class EmbeddingStore:
 
     Args:
         home: the site's folder.
-        study: the study.
     """
 
     home: Path

@@ -137,7 +137,6 @@ def sealed(
     """A flow that was sealed with a release, for `n` rows that are all released through it.
 
     Args:
-        flow: as it was sealed.
         epochs: passes over the records it was fitted with.
         fresh: whether it was fitted for this very release, so that under ``local`` it has seen these rows.
         begin: the flow that the plan names for sites to begin at.

@@ -79,7 +79,6 @@ class Outbox:
         Args:
             hold: in state drawing.
             bundle: the bytes that would leave.
-            receipt: the receipt inside them.
             approvals: approvers who must sign, from the plan's floors.
             files: what later waves and the audit need (`site_agent.release.sealed_state`), by name; it never leaves.
             author: who had it made.
@@ -285,9 +284,7 @@ class Outbox:
         and `tombstone` is what the coordinator must be told then.
 
         Args:
-            release_id: of the release.
             approver: that person's opened key.
-            name: as registered.
             reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
             reason: why, in a person's words; it stays at the site.
             bundle_sha256: of the bytes that the coordinator has, where this ledger has forgotten them.

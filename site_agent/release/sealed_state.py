@@ -43,7 +43,6 @@ class SealedFlow:
     Args:
         flow: a bijection (`shared.flows.chain`).
         epochs: passes over the records it was fitted with.
-        w: weight of the data.
         radius: R.
         dictionary: hash of the dictionary that encoded the records.
         fitted_by: digest of what the plan says about fitting (`fitted_by`): the posture, and everything it rests on.

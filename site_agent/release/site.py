@@ -33,9 +33,6 @@ class WorkingSite:
 
     Args:
         name: the site's id.
-        agent_version: version of this software.
-        ledger: holds the charges.
-        outbox: holds the sealed bytes.
         witness: has the coordinator acknowledge the ledger's head.
         snapshot_key: secret of the keyed hashes.
         floors: those that this site adds to every plan.

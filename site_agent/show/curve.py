@@ -62,7 +62,6 @@ class Point:
     """One point of the curve, at one w.
 
     Attributes:
-        w: weight of the data.
         epsilon: exact ε at the plan's δ, given the flow; None at w = 0, where nothing but the flow tells of a record.
         bound: most hits that any attacker can have at 1 % false alarms, given the flow.
         hits, false_alarms: of the likelihood-ratio attack (`site_agent.release.audit.report.LikelihoodAttack`).

@@ -46,7 +46,6 @@ def export(desk: Desk, study: str, out: Path, *, agent_version: str, today: dt.d
         desk: the site's folder.
         study: one of this site's.
         out: a folder that is not there yet, or is empty.
-        agent_version: of this software.
         today: UTC date of the export.
     Returns: what the command answers: files, releases, entries, head, fingerprint of the site's key.
     Raises: StateRefusal (no such study, or `out` holds something); what `verify` raises: a record that does not

@@ -33,7 +33,6 @@ def page(report: QualityReport, *, study: str, file: str, day: str) -> str:
     """The page of a report.
 
     Args:
-        file: name of the extract.
         day: on which it was read.
     """
     title = escape(f"Quality of {study}: {report.rows:,} rows of {file}, {day}")

@@ -39,7 +39,6 @@ class Refused:
 
     Args:
         verb: what was tried, as on the command line.
-        code: of the refusal.
         study, release_id, who: blank where there is none, or where what was given is not known here.
         after: number of the ledger's entries then.
         agent: whether the calendar tried, and no person.

@@ -260,11 +260,8 @@ def release_page(
     """A sealed release as its approver must see it: the very rows, size, checks, audit, price.
 
     Args:
-        out: where to.
-        release: what is shown.
         changes: settings of the plan that have changed since: setting, then, now.
         earlier: the study's earlier releases, beside it.
-        rows: how many of its rows.
     """
     hold, receipt = release.hold, release.receipt
     lines = "figures" if release.holds_figures else "rows"

@@ -97,7 +97,6 @@ class Participant:
         plan: approved at this site (`Plans.approved`), with rounds that all sites run together.
         source: the study's table.
         site: ledger, keys and floors.
-        door: the connection.
         today: UTC date at the start.
         locked: holds the folder as its only agent, while a round is worked on and not while one is waited for.
         rng: source of the privacy noise; None takes one of the operating system's, keyed anew for each round.

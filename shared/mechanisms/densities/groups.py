@@ -205,7 +205,6 @@ class Smooth(Group):
 
     Args:
         of: the columns; each is rescaled by its bounds.
-        coefficients: the mechanism.
     """
 
     of: tuple[Column, ...]
@@ -269,7 +268,6 @@ class Cuts(Group):
     """Private quantiles of one column (`shared.mechanisms.densities.quantiles`): each the border of one of 2¹² cells.
 
     Args:
-        of: the column.
         tree: the mechanism, on [0, 1].
     """
 

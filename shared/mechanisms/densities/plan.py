@@ -60,7 +60,6 @@ def level_for(columns: int, persons: int, scale: float, *, basis: str = "haar", 
     quantiles the depth of the tree.
 
     Args:
-        columns: of the group.
         persons: the size that the plan expects of a site's table.
         scale: b of Laplace noise on a histogram's counts at the group's part of ε, in persons: 2 / ε.
 

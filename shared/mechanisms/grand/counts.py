@@ -301,7 +301,6 @@ class Motifs:
     """Densities of a network's motifs, with the joint covariance of the node jackknife.
 
     Args:
-        n: nodes.
         values: (k,) in the order of `names`; NaN where a ratio has no denominator.
         covariance: (k, k), the factor (1 + n/m) included.
         names: :data:`MOTIFS`, or :data:`ARCS` of a network with directions.

@@ -51,7 +51,6 @@ class OpenedSum:
     """One opened sum. Sites are known by their places among the terms' members.
 
     Args:
-        terms: of the sum.
         pilots: place to the SHA-256 of the bundle, hexadecimal, of every release that the looks were made from: places
             are drawn towards each other, so that another release more would move all of them.
         parts: by place, of the survivors: they are the list that was signed.

@@ -175,7 +175,6 @@ class SlicingMechanism:
     Args:
         d: entries of a row.
         slices: m', how many directions.
-        sigma: of the noise.
         distance: largest distance between two rows. 2, the default, holds whatever comes in; a smaller one is the
             claim of a `RowCode`, and rows that are none of a code (off its grid, or longer than 1) are then refused.
     Raises: ParameterError.

@@ -103,7 +103,6 @@ class Released:
     Args:
         tables: what was released, and with how much noise each time.
         counts: one array per table.
-        n: persons.
         releases: how many were added up.
     """
 
@@ -335,9 +334,6 @@ def correlated(rows: Sequence[Estimate], drawn: Drawn, n: int) -> list[Estimate]
     """The estimates of `combined`, each with its correlations with the others: of patients, and of the counts' noise.
 
     What the model may have wrong is in every variance by itself, and in no covariance.
-
-    Args:
-        n: persons.
     """
     tables = [{one.term: one for one in table} for table in drawn.each]
 

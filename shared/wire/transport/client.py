@@ -41,7 +41,6 @@ class Client:
         server_name: name that must stand in the server's certificate.
         credentials: what we show and whom we believe.
         service: full name of the service.
-        methods: its methods.
         request_cap: most bytes of a message that the server takes.
     Raises: CertificateRefusal, when our own certificate is expired or not yet valid.
     """

@@ -46,7 +46,6 @@ class Approved:
     """Outcome of an approval.
 
     Args:
-        hold: the release now.
         sent: place in the coordinator's log and day of acceptance, when it was delivered by this call.
     """
 

@@ -29,8 +29,6 @@ def consent_withdrawn(desk: Desk, study: str, persons: Collection[str], *, by: A
     The coordinator witnesses it with the next anchor that something else asks for: a head that came alone, at that
     minute, would tell of it.
 
-    Args:
-        persons: their pseudonyms.
     Returns: how many were not noted before.
     Raises: SignatureRefusal; ApprovalRefusal (not the registered key); IntegrityRefusal; StorageRefusal.
     """
@@ -45,7 +43,6 @@ class Vanished:
     """A reservation that waits because earlier persons are not in the table.
 
     Args:
-        hold: the reservation.
         there: of the persons of earlier releases, how many the table has.
         earlier: how many there are.
         snapshot: keyed hash of the table.

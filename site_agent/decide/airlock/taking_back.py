@@ -68,8 +68,6 @@ def withdraw(desk: Desk, release_id: str, *, by: Approver, reason_code: str, not
 
     Args:
         desk: the site's folder.
-        release_id: of the release.
-        by: the approver who decides.
         reason_code: one of `shared.wire.signed_messages.REASONS`; the coordinator is told this.
         note: why, in a person's words; it stays at the site.
     Raises: ParameterError (unknown reason); StateRefusal (over already, or a later release still holds its rows);
@@ -210,7 +208,6 @@ def leave(desk: Desk, study: str, *, by: Approver, note: str = "", dry_run: bool
     Args:
         desk: the site's folder.
         study: one of this site's.
-        by: the approver who decides.
         note: why, in a person's words; it stays at the site.
         dry_run: tell what would be deleted, and change nothing.
     Returns: every deleted file with its SHA-256 and size, as the ledger has noted it *before* the deletion.

@@ -196,7 +196,6 @@ def one_value(values: pd.Series, group: pd.Series, name: str, step: str) -> pd.S
 
     Args:
         values: (rows,). group: (rows,) the persons, numbered from 0.
-        name: of the column.
         step: the next step in the refusal.
     Raises: DictionaryRefusal.
     """

@@ -105,7 +105,6 @@ class AuditReport:
         n_probed: rows of the release that membership, the likelihood ratio and the attacks on tables were tried on.
         likelihood: of an attacker who holds the flow; None where it was not tried.
         tables: attacks on the released table against a control group; inference once for each column.
-        limits: those in force.
     """
 
     membership: Rate

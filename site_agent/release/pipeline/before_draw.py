@@ -59,7 +59,6 @@ def before_draw(
     Args:
         n: checked rows to draw, one per person.
         delta: δ of the study.
-        limits: floors in force.
         total: persons of the study who will have been released; `n` where it is None.
         waits: whether this is a later wave of new persons, which may wait for more of them.
         held: persons held out of a network, who are what its released persons are drawn from; None of other releases.
@@ -84,7 +83,6 @@ def require_apart(
 
     Args:
         n: checked rows to draw, one per person.
-        limits: floors in force.
         persons: pseudonyms of everybody in this release.
         earlier: release, or table as of a release, to its pseudonyms, same study.
         withdrawn: persons who withdrew and would leave the table with this release.

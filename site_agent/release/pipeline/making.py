@@ -64,7 +64,6 @@ def make_release(
         wave: number of a planned wave that is open today.
         source: the study's table.
         site: ledger, outbox, witness and floors.
-        today: UTC date.
         author: the approver who asks for it; ``agent`` where the calendar does.
         rng: source of the privacy noise; None takes the operating system's.
         progress: see `Progress`.

@@ -36,8 +36,6 @@ class SealedRelease:
     """A sealed release as its approver sees it.
 
     Args:
-        hold: its charge and state.
-        receipt: inside the bundle.
         checks: disclosure checks; stay here.
         audit: outcome of the attacks; stays here.
         left_out: source rows without a complete record; None where nobody could count them.
@@ -111,7 +109,6 @@ def record_decision(
     Args:
         outbox: the sealed releases.
         release_id: which was approved.
-        name: of the approver.
         key: of the approver, which signs.
         ticked: names of the warnings.
         today: UTC date of the decision.

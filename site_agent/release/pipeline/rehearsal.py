@@ -86,7 +86,6 @@ def rehearse(
         plan: any verified plan; it need not be approved.
         folder: the sandbox; what an earlier rehearsal left there is removed.
         name: the site's id.
-        agent_version: version of this software.
         floors: the site's.
         today: UTC date; a plan whose waves are all closed or not yet open is rehearsed on its first day.
         progress: see `Progress`.

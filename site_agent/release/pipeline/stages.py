@@ -154,7 +154,6 @@ class ReleaseClock:
     """Turns stages into one share of the whole and a guess at the seconds left, and asks whether to go on.
 
     Args:
-        progress: who is told.
         require: refuses while the site is paused. It is not asked from the draw to the seal, where stopping would
             burn the charge.
         weights: stages that are told, with their shares of the time; another one passes without a word.

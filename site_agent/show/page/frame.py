@@ -65,10 +65,8 @@ class Frame:
 
     Args:
         open_desk: opens the site's folder; called anew for each request, so that nothing shown is stale.
-        gate: who is let in.
         hosts: the values of ``Host`` that are answered, with their port.
         agent_version: version of this software, for approvals.
-        today: gives the UTC date.
     """
 
     def __init__(
@@ -167,8 +165,6 @@ class Frame:
 
         Args:
             desk: the site's folder.
-            session: who reads it.
-            lang: in which language.
             refusal: what is told, with status 409.
             back: address of the page that a reader can go on to.
         """
