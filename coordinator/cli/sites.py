@@ -10,6 +10,7 @@ import typer
 from coordinator.cli.membership import Fingerprint
 from coordinator.cli.options import DryRun, Site, app, labelled, require_still_open, today, verb
 from coordinator.config import CoordinatorConfig
+from shared.base.canonical import is_word
 from shared.base.clock import utc_now
 from shared.errors import ParameterError, StateRefusal, meant
 from shared.terminal import Part, VerbAnswer, table
@@ -44,7 +45,6 @@ def invite(
     from coordinator.services.authority import Authority
     from coordinator.services.clocks import SeenClocks
     from coordinator.services.membership import Members
-    from shared.base.canonical import is_word
     from shared.base.keys import write_private
     from shared.plans.invitation import plain_word_of
 
