@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shared.errors import ApprovalRefusal, ParameterError
+from site_agent.config import require_registered
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
@@ -19,12 +20,7 @@ OpenKey = Callable[[], "SigningKey"]
 def registered(desk: Desk, name: str, open_key: OpenKey) -> SigningKey:
     """The opened key of an approver. Raises: ApprovalRefusal, unless it is the registered one."""
     key = open_key()
-    if desk.config.approvers.get(name) != key.public.hex:
-        raise ApprovalRefusal(
-            "an approver must be registered at this site with this key",
-            given=repr(name),
-            next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
-        )
+    require_registered(desk.config.approvers, name, key.public.hex)
     return key
 
 

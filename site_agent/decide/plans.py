@@ -30,6 +30,7 @@ from shared.errors import (
     meant,
 )
 from shared.plans.plan import PLAN_TYPE, StudyPlan, open_plan
+from site_agent.config import require_registered
 
 __all__ = ["APPROVAL_TYPE", "AgentNow", "PlanApproval", "Plans", "difference"]
 
@@ -265,13 +266,7 @@ class Plans:
         plan.require_current(now.today)
         if plan.version < self.highest(plan.study):
             raise PlanRollback("only the highest version seen can be approved", given=f"version {plan.version}")
-        registered = self.approvers.get(name)
-        if registered is None or registered != key.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at this site with this key",
-                given=repr(name),
-                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
-            )
+        require_registered(self.approvers, name, key.public)
         if plan.posture in LEAVES_PERSONS_OPEN and tuple(understood) != coverage(plan)[1]:
             raise ApprovalRefusal(
                 f"posture {plan.posture!r} must be approved with a tick on what is not covered",
@@ -304,12 +299,7 @@ class Plans:
         Raises: StateRefusal (nobody approved it), ApprovalRefusal (not a registered approver).
         """
         plan = self.plan(study)
-        if self.approvers.get(name) != key.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at this site with this key",
-                given=repr(name),
-                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
-            )
+        require_registered(self.approvers, name, key.public)
         self.memory.revoke_plan(
             study=study, version=plan.version, plan_hash=plan.hash, approver=name, reason=reason, key=key
         )

@@ -27,6 +27,7 @@ from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.membership.declined import DeclinedNotice
+from site_agent.config import require_registered
 from site_agent.ledger.book import Hold, Ledger, StoredBundle
 from site_agent.ledger.drawing import SealTerms
 from site_agent.ledger.files import private_folder, write_whole
@@ -237,12 +238,7 @@ class Outbox:
         Raises: ApprovalRefusal (not a registered approver); StateRefusal.
         """
         current = self.ledger.hold(release_id)
-        if self.approvers.get(name) != approver.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at this site with this key",
-                given=repr(name),
-                next_step=f"Approvers here: {', '.join(self.approvers) or 'none'}.",
-            )
+        require_registered(self.approvers, name, approver.public)
         decision = "reject" if for_good else "send_back"
         said = {
             "release_id": release_id,

@@ -6,10 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.errors import (
-    ApprovalRefusal,
-)
-
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey
     from shared.plans.plan import StudyPlan
@@ -46,13 +42,10 @@ class Approver:
 
     def key(self, desk: Desk) -> SigningKey:
         """The opened key. Raises: ApprovalRefusal, unless it is the registered one."""
+        from site_agent.config import require_registered
+
         key = self.open_key()
-        if desk.outbox.approvers.get(self.name) != key.public:
-            raise ApprovalRefusal(
-                "an approver must be registered at this site with this key",
-                given=repr(self.name),
-                next_step=f"Approvers here: {', '.join(desk.config.approvers) or 'none'}.",
-            )
+        require_registered(desk.outbox.approvers, self.name, key.public)
         return key
 
 
