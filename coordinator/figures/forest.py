@@ -6,9 +6,7 @@ a row share one baseline. What all figures share (page, palette, words, files) i
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +20,7 @@ from coordinator.figures.forest_rows import ForestLane, ForestRow, between, limi
 from coordinator.figures.style import SERIES
 from coordinator.figures.wording import heterogeneity_words, interval_words, model_name, view_of
 from coordinator.pooling.pool import PooledResult
+from shared.base.process import uncollected
 from shared.errors import ParameterError, machine_failures
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def forest(
         whole=diamonds,
         warnings=warnings,
     )
-    with page_style(), _uncollected():
+    with page_style(), uncollected():
         figure = ForestPage(content).draw()
         if path is not None:
             spoken = " ".join(
@@ -113,21 +112,6 @@ def forest(
             for target in [path] if isinstance(path, str | Path) else path:
                 save(figure, target, title=title or "Forest plot", description=spoken)
     return figure
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Look for no garbage while many artists are made, which all stay: each look walks all that was ever imported.
-
-    Of several at once the first to begin says when it goes on, and none leaves it off.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def sum_of(result: PooledResult) -> dict[str, PooledResult]:

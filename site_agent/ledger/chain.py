@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from shared.base.chain import GENESIS
 from shared.base.durable import fsync_folder
 from shared.base.failpoints import reach
 from shared.base.keys import Envelope, Signature, SigningKey
+from shared.base.process import uncollected
 from shared.errors import LedgerRefusal, Refusal
 from site_agent.ledger.entries import (
     HEAD_TYPE,
@@ -188,7 +188,7 @@ class Chain:
             # Without it INSERT OR REPLACE deletes a row and passes by the trigger that forbids it.
             connection.execute("PRAGMA recursive_triggers = ON")
             connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            with _uncollected():
+            with uncollected():
                 entries = read_entries(read_rows(connection, cached), cached)
                 book = Book(connection, self.signer, self.site, entries, self.path, cached, tagger=self.tagger)
             self._require_head(book, head)
@@ -316,18 +316,6 @@ class Chain:
         message = Envelope.encoding(HEAD_TYPE, head_payload(self.site, entry.seq, entry.hash))
         if not book.membership.signer_of(entry.seq).verifies(entry.signature, message):
             raise broken(f"entry {entry.seq} must be signed by the site's release key", "a signature that is not")
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector: of what is made here nothing is garbage, and it would walk through it all."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def reading(verb: Callable[Concatenate[Book, P], R]) -> Callable[Concatenate[Chain, P], R]:
