@@ -30,8 +30,6 @@ from shared.terminal import VerbAnswer, console
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shared.base.keys import SigningKey
-
 Archive = Annotated[Path, typer.Argument(metavar="FILE", help="What coordinator backup wrote.", dir_okay=False)]
 As = Annotated[str, typer.Option("--as", metavar="LEAD", help="Who opens it: who led when it was made.")]
 KeyFile = Annotated[
@@ -88,13 +86,6 @@ def backup(
     )
 
 
-def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
-    """The key of a recipient: of its own file, or of the encrypted one that goes along."""
-    from shared.base.archive import read_header, recipient_key
-
-    return recipient_key(read_header(archive), name, key)
-
-
 @verb(app, rich_help_panel="Set up")
 def restore(
     context: typer.Context,
@@ -109,6 +100,7 @@ def restore(
     """Put a coordinator back from an archive; its log says so, and sites send again what came after it."""
     from coordinator.services.backup import restore as put_back
     from coordinator.services.clocks import restoration_day
+    from shared.base.archive import recipient_key
     from shared.wire.clocks import utc_now
 
     home: Path = context.obj
@@ -116,7 +108,7 @@ def restore(
     made = put_back(
         archive,
         home,
-        key=_opened_by(archive, name, key),
+        key=recipient_key(archive, name, key),
         replace=replace,
         reason=reason,
         day=lambda clocks: restoration_day(clocks, utc_now(), said),
@@ -156,9 +148,10 @@ def restore(
 def drill(context: typer.Context, archive: Archive, name: As, key: KeyFile = None) -> VerbAnswer:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
     from coordinator.services.backup import drill as tried
+    from shared.base.archive import recipient_key
     from shared.terminal import checklist
 
-    lines, code = tried(archive, context.obj, key=_opened_by(archive, name, key))
+    lines, code = tried(archive, context.obj, key=recipient_key(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
     return VerbAnswer(answer, lambda shown: checklist(shown, lines), code=code)
 

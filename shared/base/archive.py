@@ -190,13 +190,15 @@ def header_for(
     return BackupHeader(side=side, name=name, day=day, software=software, recipients=recipients, locked=locked)
 
 
-def recipient_key(header: BackupHeader, name: str, path: Path | None) -> SigningKey:
-    """A recipient's key, opened with the passphrase, from a file of its own or from the one that goes along.
+def recipient_key(archive: Path, name: str, path: Path | None) -> SigningKey:
+    """The key of a recipient of a backup, opened with the passphrase: of a file of its own, or of the one in it.
 
-    Raises: ApprovalRefusal (nobody it was encrypted to), StateRefusal (no key file), PassphraseRefusal.
+    Raises: ApprovalRefusal (nobody it was encrypted to), StateRefusal (no key file), PassphraseRefusal,
+        SchemaRefusal and StorageRefusal (as of `read_header`).
     """
     from shared.base.passphrases import opened
 
+    header = read_header(archive)
     if name not in header.recipients:
         raise ApprovalRefusal(
             f"the backup of {header.day} must be opened by one of {', '.join(sorted(header.recipients))}",

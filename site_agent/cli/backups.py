@@ -16,7 +16,6 @@ from site_agent.desk import agent_version, today
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shared.base.keys import SigningKey
     from site_agent.desk import Desk
 
 __all__ = ["backup", "drill", "restore"]
@@ -72,12 +71,6 @@ def backup(
     )
 
 
-def _opened_by(archive: Path, name: str, key: Path | None) -> SigningKey:
-    from shared.base.archive import read_header, recipient_key
-
-    return recipient_key(read_header(archive), name, key)
-
-
 @verb(app)
 def restore(
     desk: Desk,
@@ -91,10 +84,11 @@ def restore(
     dry_run: Annotated[bool, typer.Option("--check", "--dry-run", help="Verify it all; write nothing.")] = False,
 ) -> VerbAnswer:
     """Put a site back from an archive. It spends nothing until `site-agent ledger recover` has settled its ledger."""
+    from shared.base.archive import recipient_key
     from site_agent.decide.backup import restore as put_back
 
     place = desk.home
-    opened = _opened_by(archive, name, key)
+    opened = recipient_key(archive, name, key)
     made = put_back(archive, place, key=opened, fingerprint=fingerprint, replace=replace, dry_run=dry_run)
     facts = made.facts
     answer = {
@@ -131,9 +125,10 @@ def restore(
 @verb(app)
 def drill(desk: Desk, archive: Archive, name: By, key: KeyFile = None) -> VerbAnswer:
     """Try a backup: put it back into a folder that is thrown away, and prove each part of it."""
+    from shared.base.archive import recipient_key
     from shared.terminal import checklist
     from site_agent.decide.backup import drill as tried
 
-    lines, code = tried(archive, desk.home, key=_opened_by(archive, name, key))
+    lines, code = tried(archive, desk.home, key=recipient_key(archive, name, key))
     answer = {"file": str(archive), "parts": [asdict(line) for line in lines], "whole": not code}
     return VerbAnswer(answer, lambda page: checklist(page, lines), code=code)

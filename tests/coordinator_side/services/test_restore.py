@@ -645,12 +645,12 @@ def test_a_backup_holds_what_is_in_the_write_ahead_log_and_opens_for_who_leads_a
     assert (set(header.recipients), set(header.locked)) == ({"ada", "bob"}, {"ada"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIBUTARY_PASSPHRASE_ADA", "correct horse battery")
-        assert recipient_key(header, "ada", None).public == LEAD.public
+        assert recipient_key(archive, "ada", None).public == LEAD.public
         patch.setenv("TRIBUTARY_PASSPHRASE_ADA", "another horse battery")
-        refused(PassphraseRefusal, lambda: recipient_key(header, "ada", None))
-    refused(StateRefusal, lambda: recipient_key(header, "bob", None))
-    assert recipient_key(header, "bob", home.home / "keys" / "bob.pem").public == bob.public
-    assert "retired" in str(refused(ApprovalRefusal, lambda: recipient_key(header, "cyd", None)))
+        refused(PassphraseRefusal, lambda: recipient_key(archive, "ada", None))
+    refused(StateRefusal, lambda: recipient_key(archive, "bob", None))
+    assert recipient_key(archive, "bob", home.home / "keys" / "bob.pem").public == bob.public
+    assert "retired" in str(refused(ApprovalRefusal, lambda: recipient_key(archive, "cyd", None)))
     assert "retired" in str(refused(ApprovalRefusal, lambda: opened(archive, gone, tmp_path / "none")))
     assert list((tmp_path / "none").iterdir()) == []
     assert [*tmp_path.glob("**/.backup-*"), *tmp_path.glob("*.part")] == []

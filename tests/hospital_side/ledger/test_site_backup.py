@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from stage.processes.theatre import PASSPHRASE, Theatre, plan_toml
 
-from shared.base.archive import read_archive, read_header, recipient_key
+from shared.base.archive import read_archive, recipient_key
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_a_backup_opens_for_who_approves_when_it_is_made_and_for_nobody_who_was_
     # Nor does any other way in: the key itself opens what it was made for, and nothing after.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRIBUTARY_PASSPHRASE", PASSPHRASE)
-        key = recipient_key(read_header(tmp_path / "with"), "second", None)
+        key = recipient_key(tmp_path / "with", "second", None)
     data = (tmp_path / "without").read_bytes()
     line, _, sealed = data.partition(b"\n")
     body = json.loads(line)
