@@ -130,6 +130,13 @@ class OutcomeInputs:
 
     def all_atoms(self, x: Array) -> Array:
         """(n, atoms) of encoded records."""
+        return self._atoms(x, scored=True)
+
+    def lines(self, x: Array) -> Array:
+        """(n, base): the first atoms alone, and values beyond what was seen as they are."""
+        return self._atoms(x, scored=False)
+
+    def _atoms(self, x: Array, *, scored: bool) -> Array:
         first: list[Array] = []
         scores: list[Array] = []
         for j, count in enumerate(self.counts):
@@ -140,25 +147,12 @@ class OutcomeInputs:
                 first += [(level == k).astype(np.float64) for k in range(1, count)]
                 continue
             value = np.floor(value) if self.whole[j] else value
-            value = np.clip(value, pair[1][0], pair[1][-1])
             there = 1.0 if self.gates[j] < 0 else (x[:, self.gates[j]] < 1).astype(np.float64)
+            if scored:
+                value = np.clip(value, pair[1][0], pair[1][-1])
+                scores.append(np.clip(np.interp(value, pair[1], pair[0]), -_REACH, _REACH) * there)
             first.append((value - self.centre[j]) / self.scale[j] * there)
-            scores.append(np.clip(np.interp(value, pair[1], pair[0]), -_REACH, _REACH) * there)
         return np.column_stack([*first, *scores]) if first else np.zeros((len(x), 0))
-
-    def lines(self, x: Array) -> Array:
-        """(n, base): the first atoms alone, and values beyond what was seen as they are."""
-        out: list[Array] = []
-        for j, count in enumerate(self.counts):
-            value = x[:, self.columns[j]]
-            if count:
-                level = np.clip(np.floor(value), 0, count - 1)
-                out += [(level == k).astype(np.float64) for k in range(1, count)]
-                continue
-            there = 1.0 if self.gates[j] < 0 else (x[:, self.gates[j]] < 1).astype(np.float64)
-            value = np.floor(value) if self.whole[j] else value
-            out.append((value - self.centre[j]) / self.scale[j] * there)
-        return np.column_stack(out) if out else np.zeros((len(x), 0))
 
     def made(self, atoms: Array, extras: Array) -> Array:
         """(n, terms) made of atoms."""
