@@ -14,8 +14,6 @@ from site_agent.cli.frame import Dry, app, screen, verb
 from site_agent.desk import agent_version, today
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from site_agent.desk import Desk
 
 __all__ = ["backup", "drill", "restore"]
@@ -103,23 +101,20 @@ def restore(
         "restored": not dry_run,
     }
 
-    def show(page: Console) -> None:
-        from site_agent.show import screens
-
-        did = "would restore" if dry_run else "restored"
-        screens.heading(page, f"Site {facts.site}", f"{did} as of {facts.day}: {facts.entries} entries of the ledger")
-        if made.moved:
-            page.print(f"The former home is {made.moved}.")
-        if made.unopened:
-            page.print(
-                f"Sealed embeddings of {', '.join(made.unopened)} stay closed: their keys are in no backup. No further "
-                "wave of such a network is made before keys/frames is put back from the former home or a copy."
-            )
-        if not dry_run:
-            page.print("Nothing is charged or drawn before the ledger is held against what the coordinator has seen.")
-            screens.next_step(page, "site-agent ledger recover", "site-agent doctor")
-
-    return VerbAnswer(answer, show)
+    did = "would restore" if dry_run else "restored"
+    return VerbAnswer(
+        answer,
+        screen.heading(f"Site {facts.site}", f"{did} as of {facts.day}: {facts.entries} entries of the ledger"),
+        f"The former home is {made.moved}." if made.moved else None,
+        f"Sealed embeddings of {', '.join(made.unopened)} stay closed: their keys are in no backup. No further "
+        "wave of such a network is made before keys/frames is put back from the former home or a copy."
+        if made.unopened
+        else None,
+        "Nothing is charged or drawn before the ledger is held against what the coordinator has seen."
+        if not dry_run
+        else None,
+        screen.next_step("site-agent ledger recover", "site-agent doctor") if not dry_run else None,
+    )
 
 
 @verb(app)

@@ -11,14 +11,13 @@ import typer
 
 from shared.errors import UsageRefusal
 from shared.privacy.stated import shown_epsilon, shown_price
-from shared.terminal import VerbAnswer, emit, tabled
+from shared.terminal import ChecklistLine, VerbAnswer, checklist, emit, tabled
 from site_agent.cli.frame import As, Dry, Home, Json, Reason, Study, app, audit_app, ledger_app, screen, verb
 from site_agent.desk import agent_version, open_desk, today
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shared.terminal import ChecklistLine
     from site_agent.desk import Desk
 
 
@@ -219,34 +218,21 @@ def audit_verify(desk: Desk) -> VerbAnswer:
 
     answer = export.verify(desk)
 
-    def show(out: Console) -> None:
-        from shared.terminal import ChecklistLine, checklist
-        from site_agent.show import screens
-
-        screens.heading(out, "Audit")
-        checklist(
-            out,
-            [
-                ChecklistLine(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
-                ChecklistLine(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
-                ChecklistLine(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
-                ChecklistLine(
-                    name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"
-                ),
-                ChecklistLine(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
-                ChecklistLine(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
-                *_gated(answer["gated"]),
-                ChecklistLine(name="head", detail=answer["head"]),
-            ],
-        )
-
-    return VerbAnswer(answer, show)
+    lines = [
+        ChecklistLine(name="ledger", detail=f"{answer['entries']} entries, each chained and signed"),
+        ChecklistLine(name="sealed bundles", detail=f"{answer['bundles']}, each the bytes that were sealed"),
+        ChecklistLine(name="plan approvals", detail=f"{answer['plan_approvals']}, each signed by its approver"),
+        ChecklistLine(name="decisions", detail=f"{answer['signatures']}, each signed by its person over its bytes"),
+        ChecklistLine(name="other decisions", detail=f"{answer['decisions']}, each signed by whom it names"),
+        ChecklistLine(name="refused attempts", detail=f"{answer['refused']}, each line chained and signed"),
+        *_gated(answer["gated"]),
+        ChecklistLine(name="head", detail=answer["head"]),
+    ]
+    return VerbAnswer(answer, screen.heading("Audit"), lambda out: checklist(out, lines))
 
 
 def _gated(releases: Sequence[str]) -> list[ChecklistLine]:
     """A line on releases of earlier versions whose stated ε does not hold the gate that selected them."""
-    from shared.terminal import ChecklistLine
-
     if not releases:
         return []
     named = ", ".join(release_id[:8] for release_id in releases)

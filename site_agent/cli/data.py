@@ -12,7 +12,7 @@ import typer
 
 from shared.errors import StateRefusal, UsageRefusal
 from shared.terminal import VerbAnswer
-from site_agent.cli.frame import Dry, Study, data_app, verb
+from site_agent.cli.frame import Dry, Study, data_app, screen, verb
 from site_agent.desk import Desk, today
 
 if TYPE_CHECKING:
@@ -263,15 +263,13 @@ def _suggested(
         out.write_text(text, encoding="utf-8")
     answer = {"study": study, "mapping": text, "open": dict(found.open), "file": out, "dry_run": dry_run}
 
-    def show(console: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(console, f"A mapping of {source.path.name}", "proposed, not kept")
-        console.print(text, markup=False, highlight=False)
-        place = out or "FILE"
-        screens.next_step(console, f"edit {place}, then site-agent data map {study} --file {place}")
-
-    return VerbAnswer(answer, show)
+    place = out or "FILE"
+    return VerbAnswer(
+        answer,
+        screen.heading(f"A mapping of {source.path.name}", "proposed, not kept"),
+        lambda console: console.print(text, markup=False, highlight=False),
+        screen.next_step(f"edit {place}, then site-agent data map {study} --file {place}"),
+    )
 
 
 def _require_in_file(typed: Sequence[str], source: TableSource, study: str, dictionary: Dictionary) -> None:
@@ -386,13 +384,11 @@ def data_omop(
         out.write_text(text, encoding="utf-8")
     answer = {"file": out, "select": text, "dry_run": dry_run}
 
-    def show(console: Console) -> None:
-        from site_agent.show import screens
-
-        console.print(text, markup=False, highlight=False)
-        screens.next_step(console, f"site-agent data add {out} --database VARIABLE --as STUDY")
-
-    return VerbAnswer(answer, show)
+    return VerbAnswer(
+        answer,
+        lambda console: console.print(text, markup=False, highlight=False),
+        screen.next_step(f"site-agent data add {out} --database VARIABLE --as STUDY"),
+    )
 
 
 def _between(delimiter: str) -> str:

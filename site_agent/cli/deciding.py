@@ -201,21 +201,18 @@ def standing_revoke(
         delivered = standing_approval.deliver_revocations(desk)
     answer = {"id": found[0].digest, "study": found[0].study, "by": name, "told": delivered, "dry_run": dry_run}
 
-    def show(out: Console) -> None:
-        from site_agent.show import screens
-
-        detail = "dry run, nothing changed" if dry_run else f"revoked by {name}"
-        screens.heading(out, f"Standing approval {found[0].digest[:8]}", detail)
-        out.print(
-            "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back."
-        )
-        if delivered:
-            out.print("The coordinator has been told, and takes nothing under it any more.")
-        elif not dry_run:
-            screens.note(out, "The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
-        screens.next_step(out, "site-agent standing list")
-
-    return VerbAnswer(answer, show)
+    delivered_note = "The coordinator has been told, and takes nothing under it any more."
+    pending_note = screen.note("The coordinator could not be told yet; site-agent run tells it. Here it is over now.")
+    return VerbAnswer(
+        answer,
+        screen.heading(
+            f"Standing approval {found[0].digest[:8]}",
+            "dry run, nothing changed" if dry_run else f"revoked by {name}",
+        ),
+        "Releases wait for a person again. What was sent under it was sent: site-agent withdraw takes it back.",
+        delivered_note if delivered else None if dry_run else pending_note,
+        screen.next_step("site-agent standing list"),
+    )
 
 
 def _ticked(desk: Desk, full: str, ticked: list[str], *, quiet: bool) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shared.errors import StateRefusal, UsageRefusal
-from shared.terminal import VerbAnswer
+from shared.terminal import VerbAnswer, tabled
 from site_agent.cli.frame import As, Dry, Json, Reason, Study, app, approver_app, data_app, screen, verb
 from site_agent.desk import Desk, today
 
@@ -45,23 +45,17 @@ def grants(desk: Desk, dry_run: Dry = False) -> VerbAnswer:
         "dry_run": dry_run,
     }
 
-    def show(out: Console) -> None:
-        from shared.terminal import table
-        from site_agent.show import screens
-
-        screens.heading(out, "Studies", ", ".join(desk.config.studies) or "none")
-        if rows:
-            cells = [(row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
-            out.print(table(("number", "study", "let", "day"), cells, right=("number",)))
-        for study in news.granted:
-            screens.note(
-                out, f"The study lead has let this site into {study}. Nothing happens before you approve its plan."
-            )
-        for study in news.ungranted:
-            screens.note(out, f"The study lead has taken this site out of {study}: nothing more is made or sent of it.")
-        screens.next_step(out, *(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status")
-
-    return VerbAnswer(answer, show)
+    cells = [(row["number"], row["study"], "in" if row["granted"] else "out", row["day"]) for row in rows]
+    let = "The study lead has let this site into {}. Nothing happens before you approve its plan."
+    taken = "The study lead has taken this site out of {}: nothing more is made or sent of it."
+    return VerbAnswer(
+        answer,
+        screen.heading("Studies", ", ".join(desk.config.studies) or "none"),
+        tabled(("number", "study", "let", "day"), cells, right=("number",)) if cells else None,
+        *(screen.note(let.format(study)) for study in news.granted),
+        *(screen.note(taken.format(study)) for study in news.ungranted),
+        screen.next_step(*(f"site-agent plan fetch {study}" for study in news.granted), "site-agent status"),
+    )
 
 
 @verb(data_app, "apart", noted="data apart")

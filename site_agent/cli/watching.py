@@ -13,8 +13,6 @@ from site_agent.cli.frame import Dry, app, outbox_app, screen, verb
 from site_agent.desk import today
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from site_agent.config import SiteConfig
     from site_agent.desk import Desk
 
@@ -124,21 +122,18 @@ def log(
     if out is not None:
         write_private(out, checked.envelope + b"\n")
 
-    def show(shown: Console) -> None:
-        from site_agent.show import screens
-
-        screens.heading(shown, "The coordinator's log", f"{checked.head.size} entries on {checked.head.day} (UTC)")
-        screens.settings(shown, [("root", checked.head.root)])
-        words = "It only grew since this site first saw it, and holds every release of this site."
-        shown.print(words if not found else f"Not proven: {reconciliation.sentence(found)}.")
-        for one in restored:
-            words = f"It was put back from a backup to {one['size']} entries on {one['day']}"
-            screens.note(shown, f"{words}: {one['reason'] or 'no reason told'}.")
-        if agrees is not None:
-            shown.print(f"It is the log of {agrees} entries that {against} is of.")
-        screens.next_step(shown, "site-agent resend" if found else "site-agent status")
-
-    return VerbAnswer(answer, show, code=IntegrityRefusal.exit_code if found else 0)
+    grew = "It only grew since this site first saw it, and holds every release of this site."
+    back = "It was put back from a backup to {} entries on {}: {}."
+    return VerbAnswer(
+        answer,
+        screen.heading("The coordinator's log", f"{checked.head.size} entries on {checked.head.day} (UTC)"),
+        screen.settings([("root", checked.head.root)]),
+        f"Not proven: {reconciliation.sentence(found)}." if found else grew,
+        *(screen.note(back.format(one["size"], one["day"], one["reason"] or "no reason told")) for one in restored),
+        f"It is the log of {agrees} entries that {against} is of." if agrees is not None else None,
+        screen.next_step("site-agent resend" if found else "site-agent status"),
+        code=IntegrityRefusal.exit_code if found else 0,
+    )
 
 
 def _read(path: Path) -> bytes:
