@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shared.plans.plan import StudyPlan
     from shared.terminal import Part
     from site_agent.desk import Desk
+    from site_agent.egress import Egress
+    from site_agent.training.rounds import Participant
     from site_agent.training.secure_sum.consent import ConsentPage
 
 __all__ = ["consent", "federate"]
@@ -80,18 +82,11 @@ def federate(
         return VerbAnswer(facts, show_flow)
     part(desk.ledger, plan)
     desk.require_running()
-    source = desk.config.source(study)
+    desk.config.source(study)  # which must be there, also for a dry run
     if not dry_run:
         with _heard_on_stop(lambda: stopped), desk.egress() as egress:
             rounds.take_part(
-                rounds.Participant(
-                    plan=plan,
-                    source=source,
-                    site=working_site(desk, egress),
-                    door=egress,
-                    today=today(),
-                    locked=desk.locked,
-                ),
+                _participant(desk, plan, egress),
                 home=desk.home,
                 wait=60 * wait,
                 progress=lambda what, round_: done.append((what, round_)),
@@ -122,7 +117,6 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
     from dataclasses import asdict
 
     from shared.terminal import console
-    from site_agent.training.rounds import Participant
     from site_agent.training.secure_sum.giving import give
     from site_agent.training.secure_sum.member import member_of, part_in_sum
 
@@ -143,14 +137,7 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         member_of(desk.ledger, desk.config.site, plan)
         with _heard_on_stop(lambda: _stopped_sum(desk, plan)), desk.egress() as egress:
             give(
-                Participant(
-                    plan=plan,
-                    source=desk.config.source(plan.study),
-                    site=working_site(desk, egress),
-                    door=egress,
-                    today=today(),
-                    locked=desk.locked,
-                ),
+                _participant(desk, plan, egress),
                 wait=60 * wait,
                 progress=progress,
             )
@@ -171,6 +158,13 @@ def _given(desk: Desk, plan: StudyPlan, wait: float, quiet: bool, dry_run: bool)
         *([_NOT_ASKED] if not (done or own.finished or dry_run) else []),
         screen.next_step("site-agent budget" if own.finished else step),
     )
+
+
+def _participant(desk: Desk, plan: StudyPlan, egress: Egress) -> Participant:
+    from site_agent.training.rounds import Participant
+
+    source, site = desk.config.source(plan.study), working_site(desk, egress)
+    return Participant(plan=plan, source=source, site=site, door=egress, today=today(), locked=desk.locked)
 
 
 def _consenting(study: str) -> str:
