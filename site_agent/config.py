@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from shared.base.canonical import closed, is_number, is_whole, is_word, parse_json
 from shared.errors import (
-    ApprovalRefusal,
     BudgetRefusal,
     ConfigRefusal,
     PlanRefusal,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from shared.wire.site_messages import CoordinatorLimits
 
 __all__ = ["FILE_NAME", "HOME_VARIABLE", "Edges", "Limits", "Recoding", "SiteConfig", "SiteFloors", "TableSource"]
-__all__ += ["default_home", "require_registered"]
+__all__ += ["default_home"]
 
 HOME_VARIABLE = "TRIBUTARY_SITE_HOME"
 
@@ -52,16 +51,6 @@ def default_home() -> Path:
 def frame_key(home: Path, study: str) -> Path:
     """Path of the key of a study's sealed embeddings: the one place that must be kept out of copies of the outbox."""
     return home / "keys" / "frames" / f"{study}.key"
-
-
-def require_registered(approvers: Mapping[str, Any], name: str, key: Any) -> None:
-    """Raises: ApprovalRefusal, unless `name` is registered with this key: as a `PublicKey` or its hex, as both are."""
-    if approvers.get(name) != key:
-        raise ApprovalRefusal(
-            "an approver must be registered at this site with this key",
-            given=repr(name),
-            next_step=f"Approvers here: {', '.join(approvers) or 'none'}.",
-        )
 
 
 STILL_PRESENT = 0.5

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from shared.errors import ApprovalRefusal, ParameterError
-from site_agent.config import require_registered
+from site_agent.ledger.decisions import require_registered
 
 if TYPE_CHECKING:
     from shared.base.keys import SigningKey

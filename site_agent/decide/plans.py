@@ -30,7 +30,7 @@ from shared.errors import (
     meant,
 )
 from shared.plans.plan import PLAN_TYPE, StudyPlan, open_plan
-from site_agent.config import require_registered
+from site_agent.ledger.decisions import require_registered
 
 __all__ = ["APPROVAL_TYPE", "AgentNow", "PlanApproval", "Plans", "difference"]
 

@@ -28,6 +28,7 @@ __all__ = [
     "paused",
     "plan_revoked",
     "reject",
+    "require_registered",
     "resume",
     "revoke_plan",
     "revoke_standing",
@@ -38,6 +39,16 @@ __all__ = [
     "tombstone",
     "withdraw",
 ]
+
+
+def require_registered(approvers: Mapping[str, Any], name: str, key: Any) -> None:
+    """Raises: ApprovalRefusal, unless `name` is registered with this key: as a `PublicKey` or its hex, as both are."""
+    if approvers.get(name) != key:
+        raise ApprovalRefusal(
+            "an approver must be registered at this site with this key",
+            given=repr(name),
+            next_step=f"Approvers here: {', '.join(approvers) or 'none'}.",
+        )
 
 
 class StoredBundle(Protocol):

@@ -27,8 +27,8 @@ from shared.base.failpoints import reach
 from shared.base.keys import Envelope, PublicKey, Signature, SigningKey
 from shared.errors import ApprovalRefusal, IntegrityRefusal, ParameterError, StateRefusal, StorageRefusal
 from shared.membership.declined import DeclinedNotice
-from site_agent.config import require_registered
 from site_agent.ledger.book import Hold, Ledger, StoredBundle
+from site_agent.ledger.decisions import require_registered
 from site_agent.ledger.drawing import SealTerms
 from site_agent.ledger.files import private_folder, write_whole
 from site_agent.release.sealed_state import FIT, ROWS

@@ -42,7 +42,7 @@ class Approver:
 
     def key(self, desk: Desk) -> SigningKey:
         """The opened key. Raises: ApprovalRefusal, unless it is the registered one."""
-        from site_agent.config import require_registered
+        from site_agent.ledger.decisions import require_registered
 
         key = self.open_key()
         require_registered(desk.outbox.approvers, self.name, key.public)
