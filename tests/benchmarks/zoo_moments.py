@@ -194,24 +194,26 @@ def cell(
     terms: list[dict[str, Any]] = []
     truth = law_of_mean(name, question.outcome, sites) if mechanism == "densities" else law(name, kind, sites)
     for term in dict.fromkeys(row.term for rows in real for row in rows):
-        truly = _pooled([row for rows in real for row in rows], term)
+        truly = pooled([row for rows in real for row in rows], term)
         for epsilon in epsilons if truly is not None else ():
-            got = [one for rows in found[epsilon] if (one := _pooled(rows, term)) is not None]
+            got = [one for rows in found[epsilon] if (one := pooled(rows, term)) is not None]
             if got and truly is not None:
                 sites_own = by_site(found[epsilon], [row for rows in real for row in rows], term)
                 laws = by_law(got, truly, truth[term]) if term in truth else {}
-                terms.append({"term": term, "epsilon": epsilon, **_held_against(got, truly), **sites_own, **laws})
+                terms.append({"term": term, "epsilon": epsilon, **held_against(got, truly), **sites_own, **laws})
     return told | {"terms": terms}
 
 
-def _pooled(rows: Sequence[Estimate], term: str) -> PooledResult | None:
+def pooled(rows: Sequence[Estimate], term: str) -> PooledResult | None:
+    """The pool of a term's estimates; None where it has none."""
     try:
         return pool_estimates([row for row in rows if row.term == term])
     except (Refusal, IndexError):
         return None
 
 
-def _held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, Any]:
+def held_against(got: Sequence[PooledResult], truly: PooledResult) -> dict[str, Any]:
+    """What the draws' pooled answers are beside that of the records."""
     held = np.array([one.ci_lb <= truly.beta <= one.ci_ub for one in got])
     cautioned = np.array([bool(one.doubts) for one in got])
     bias = float(np.mean([one.beta for one in got])) - truly.beta

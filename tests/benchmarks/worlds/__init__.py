@@ -9,7 +9,8 @@ Which half a world belongs to follows from its name alone: one whose SHA-256 end
 always belong to the reporting half; they are read from the folder that TRIBUTARY_REAL_DATA names, and from
 TRIBUTARY_HEART_DATA (see `tests.benchmarks.worlds.real`). Those of `tests.benchmarks.worlds.others`, `packaged`,
 `unseen`, `fresh` and `trial` belong to neither half: they are run by name, to see what holds on records that were
-nobody's when the halves were made.
+nobody's when the halves were made. Those of `apart` are of the half that their names say, and asked by
+`tests.benchmarks.zoo_apart` alone.
 """
 
 from __future__ import annotations
@@ -86,9 +87,9 @@ class HardWorld:
 
 def world(name: str) -> HardWorld:
     """The world of that name. Raises: KeyError; FileNotFoundError, for a real table whose folder is not named."""
-    from tests.benchmarks.worlds import fresh, laws, others, packaged, real, trial, unseen
+    from tests.benchmarks.worlds import apart, fresh, laws, others, packaged, real, trial, unseen
 
-    for made in (laws.WORLDS, trial.WORLDS):
+    for made in (laws.WORLDS, trial.WORLDS, apart.WORLDS):
         if name in made:
             return made[name]
     if name in fresh.NAMES:

@@ -42,6 +42,10 @@ GIVEN = {
     "secure_sum_vector": ["secure_sum_vector --world misfit --covariates 10"],
     "zoo": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo"],
     "zoo_again": [f"zoo {ZOO} --sites 2 --draws 1 --name zoo ; zoo_again --kinds binary zoo"],
+    "zoo_apart": [
+        *(f"zoo_apart {row} --name zoo_apart_{row}" for row in ("means", "heaps", "levels")),
+        *(f"zoo_apart {row} --half reporting --name zoo_apart_{row}" for row in ("centres", "bounds", "covariates")),
+    ],
     "zoo_moments": [
         FIGURES,
         f"{FIGURES} --declared",

@@ -56,11 +56,11 @@ def test_an_answer_is_right_where_its_interval_holds_the_records_and_a_caution_i
         rows = [
             Estimate(study="z", site=f"s{k}", wave=1, term="x", yi=yi, vi_sampling=0.01, n=90, **more) for k in range(3)
         ]
-        return zoo_moments._pooled(rows, "x")
+        return zoo_moments.pooled(rows, "x")
 
     truly = pooled(0.2)
     assert truly.notes != ()  # three sites are few
-    found = zoo_moments._held_against([pooled(0.2), pooled(0.25, warnings=("The flow …",)), pooled(9.0)], truly)
+    found = zoo_moments.held_against([pooled(0.2), pooled(0.25, warnings=("The flow …",)), pooled(9.0)], truly)
     assert [found[name] for name in ("right", "wrong", "right_cautioned", "wrong_cautioned")] == [2, 1, 1, 0]
     assert found["missed"] == [False, False, True]
     assert np.isclose(found["held"], 2 / 3)
