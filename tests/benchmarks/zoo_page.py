@@ -511,6 +511,7 @@ def many_patients() -> str:
 def page() -> str:
     """The whole page."""
     from tests.benchmarks import (
+        zoo_apart_page,
         zoo_denied_page,
         zoo_doubts_page,
         zoo_fresh_page,
@@ -562,6 +563,7 @@ def page() -> str:
         zoo_unseen_page.section(),
         zoo_fresh_page.section(),
         zoo_heart_page.section(),
+        zoo_apart_page.section(),
         "## Declaring every coefficient\n",
         SPREADS,
         by_mechanism(DECLARED),

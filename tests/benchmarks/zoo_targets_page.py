@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.answers.record_gap import MEASURED_TO
-from tests.benchmarks import zoo_page
+from tests.benchmarks import zoo_apart_page, zoo_page
 from tests.benchmarks.worlds import KINDS
 from tests.benchmarks.zoo_page import KEPT, LATENT_SIZES, REACH, reach, share, spread, table
 from tests.benchmarks.zoo_words import BARS
@@ -481,5 +481,5 @@ def _copies(record: Mapping[str, Any], where: str) -> list[Row]:
 
 def section() -> str:
     """What was asked for, beside what is measured; of no record that is not there."""
-    rows = [*_latent(), *_figures(), *_fresh(), *_cautions(), *_others()]
+    rows = [*_latent(), *_figures(), *_fresh(), *zoo_apart_page.targets(), *_cautions(), *_others()]
     return table(("what", "target", "measured", "reached?"), rows) + BARS
