@@ -43,6 +43,7 @@ __all__ = [
     "case_mix_warning",
     "density_of",
     "distance",
+    "joint_warning",
     "on_simplex",
 ]
 
@@ -69,6 +70,11 @@ class Density(ABC):
     @abstractmethod
     def shares(self) -> Floats:
         """(parts,) probabilities that add up to 1; none of them is 0, so that a map has neither flats nor jumps."""
+
+    @property
+    def cells(self) -> int:
+        """Number of equal parts of the range that the figures tell apart."""
+        return len(self.edges) - 1
 
     @abstractmethod
     def redraw(self, rng: np.random.Generator) -> Density:
@@ -189,6 +195,11 @@ class Noisy(LinearAggregates, Density):
         if not (np.isfinite(edges).all() and (np.diff(edges) > 0).all()):
             raise ParameterError("a histogram must have finite counts and increasing edges", given="others")
         object.__setattr__(self, "edges", edges)
+
+    @property
+    def cells(self) -> int:
+        """Its bins, or as many as it has smooth functions."""
+        return len(self.counts)
 
     def redraw(self, rng: np.random.Generator) -> Noisy:
         """Parametric bootstrap: figures redrawn, persons and noise, from the estimate."""
@@ -408,6 +419,18 @@ def alike_warnings(
         if site != to:
             out += _apart(densities, site, name, to, limit, alike=True)
     return tuple(out)
+
+
+def joint_warning(asked: Sequence[str], columns: Sequence[str], to: str) -> tuple[str, ...]:
+    """Warning that a question is about nothing but columns that were mapped together, so that one site answers it."""
+    if set(asked) != set(columns):
+        return ()
+    said = " and ".join(columns)
+    return (
+        f"The question is about nothing but {said}, and a map of them together carries how they go with each other, "
+        f"too: the harmonised answer of every site is drawn towards that of {to}, and sites that differ no longer show "
+        "it. Map the columns one by one, or ask it with another column beside them.",
+    )
 
 
 def _apart(

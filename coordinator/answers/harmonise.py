@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.answers import queries, release_selection, resolving, site_answers
-from coordinator.answers.densities import Density, Joint, alike_warnings, case_mix_warning, density_of
-from coordinator.answers.maps import ColumnsMap
+from coordinator.answers.densities import Density, Joint, alike_warnings, case_mix_warning, density_of, joint_warning
+from coordinator.answers.maps import ColumnsMap, require_another, require_told_apart
 from coordinator.pooling.intervals import with_release_variance
 from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
@@ -315,8 +315,8 @@ def harmonised(
         held: of a study with released rows.
         estimand, term, pooling, cache: as of `queries.ask`.
         by: the columns to map, the reference site and the densities.
-    Raises: EstimateRefusal (no density of the column at the reference, no site with both), ParameterError,
-        and what `queries.ask` raises.
+    Raises: EstimateRefusal (no density of the column at the reference, no site with both, a question about the mapped
+        column alone, a reference onto which no map is told apart), ParameterError, and what `queries.ask` raises.
     """
     columns, to, study = _mappable(by), by.to, held.study
     source = by.source or beside(study)
@@ -324,6 +324,7 @@ def harmonised(
     known, alike = densities(store, source, drawn)
     here_known = _having(known, columns, to)
     question = _question_about(store, study, columns, estimand)
+    require_another(here_known, [site for site in held.parts if site != to], to, columns)
     answer = queries.ask(store, held, question, cache=cache, term=term, pooling=pooling)
     taken = {stone.bundle_sha256 for stone in store.withdrawals(study)}
     levels = {one.name: one.levels for one in store.plan(study).plan.dictionary.released if one.levels}
@@ -363,7 +364,7 @@ def harmonised(
         maps={site: one.through for site, one in sites.items()},
         bands={site: one.bands for site, one in sites.items()},
         outside=outside,
-        warnings=_warned(known, columns, alike, to),
+        warnings=(*_warned(known, columns, alike, to), *joint_warning(question.columns, columns, to)),
         notes=_notes(columns, to, source, alike, outside),
         used=drawn.used,
     )
@@ -380,11 +381,22 @@ def _mappable(by: Harmonisation) -> tuple[str, ...]:
 
 
 def _question_about(store: Store, study: str, columns: Sequence[str], estimand: str | Estimand) -> Estimand:
-    """The question, resolved against the study. Raises: ParameterError, where it is not about the mapped columns."""
+    """The question, resolved against the study.
+
+    Raises: ParameterError, where it is not about the mapped columns; EstimateRefusal, where it is about a single
+    mapped column, of which every site's answer is the reference's own.
+    """
     plan = store.plan(study).plan
     question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
     if not set(columns) <= set(question.columns):
         raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
+    if question.columns == columns:
+        raise EstimateRefusal(
+            f"a harmonised question must be about more than {columns[0]}: a map carries a site's distribution of it "
+            "onto the reference's, so that every site would answer with the reference's own",
+            given=str(question),
+            next_step="Ask it as released, site by site; or ask how the mapped column goes with another one.",
+        )
     return question
 
 
@@ -420,7 +432,12 @@ class _Scale:
     def maps(
         self, site: str, density: Density | Joint, rng: np.random.Generator
     ) -> tuple[ColumnsMap, list[ColumnsMap]]:
-        """The map of a site onto this scale, and those between densities that are drawn anew."""
+        """The map of a site onto this scale, and those between densities that are drawn anew.
+
+        Raises: EstimateRefusal, where a density lies in so few cells that they hide its scale.
+        """
+        if site != self.to:
+            require_told_apart(density, self.density, self.columns, f"{site} and {self.to}")
         here = ColumnsMap(density, self.density)
         # The reference is its own scale, whatever the noise.
         return here, [here if site == self.to else ColumnsMap(density.redraw(rng), one) for one in self.redrawn]

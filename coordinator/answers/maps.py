@@ -8,18 +8,22 @@ by plain kernels where they hold and by logarithms where they do not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.answers.densities import Density, Joint
-from shared.errors import ParameterError
+from shared.errors import EstimateRefusal, ParameterError
 
-__all__ = ["ColumnsMap", "GridMap", "Map"]
+__all__ = ["ColumnsMap", "GridMap", "Map", "require_another", "require_told_apart"]
 
 Floats = NDArray[np.float64]
+FEW, LEAST, TWICE = 4.0, 2.0, 2.0
+"""Cells that the middle 80 % of a density spans: below the first a map onto one that spans `TWICE` as many has a slope
+that is off by more than 5 %; below the second the figures of one column say nothing of its slope.
+tests/benchmarks/pages/benchmarks/densities.md has the errors by cells."""
 FINE = 5000
 """Persons from which a map on a grid is solved finely."""
 _AGAIN = 5
@@ -169,6 +173,56 @@ class ColumnsMap:
             out[:, i] = np.interp(0.5, total / total[-1], edges)
         out[:, axis] = at
         return out
+
+
+def require_told_apart(source: Density | Joint, target: Density | Joint, columns: Sequence[str], between: str) -> None:
+    """Refuse a map between densities of which one lies in so few cells that these hide its scale.
+
+    Args:
+        columns: of the map, in their order. between: both sites, in words.
+    Raises: EstimateRefusal.
+    """
+    for axis, name in enumerate(columns):
+        (narrow, cells), (wide, _) = sorted([_spanned(source, axis), _spanned(target, axis)])
+        if narrow < FEW and (wide > TWICE * narrow or (narrow < LEAST and len(columns) == 1)):
+            raise EstimateRefusal(
+                f"the middle 80 % of {name} must lie in at least {FEW:g} cells of a density, or alike at both sites: "
+                "within a cell a map is a guess",
+                given=f"{narrow:.1f} of {cells} cells and {wide:.1f}, between {between}",
+                next_step="Most likely the sites have it in different units: convert it where the unit is known, and "
+                'release it anew; or plan narrower bounds, or basis = "quantiles", whose cells follow the patients.',
+            )
+
+
+def require_another(
+    known: Mapping[str, Density | Joint], others: Sequence[str], to: str, columns: Sequence[str]
+) -> None:
+    """Refuse a reference onto which no other site's map is told apart: its own answer would stand for all.
+
+    Raises: EstimateRefusal, that of the last of them.
+    """
+    refused = []
+    having = [site for site in others if site in known]
+    for site in having:
+        try:
+            require_told_apart(known[site], known[to], columns, f"{site} and {to}")
+        except EstimateRefusal as refusal:
+            refused.append(refusal)
+    if having and len(refused) == len(having):
+        raise refused[-1]
+
+
+def _spanned(density: Density | Joint, axis: int) -> tuple[float, int]:
+    """Cells that the middle 80 % spans along a column, and how many its figures tell apart."""
+    if isinstance(density, Joint):
+        share = density.shares.sum(axis=tuple(j for j in range(density.counts.ndim) if j != axis))
+        edges, cells = density.edges[axis], density.counts.shape[axis]
+        total = np.concatenate([[0.0], np.cumsum(share)])
+        low, high = np.interp([0.1, 0.9], total / total[-1], edges)
+    else:
+        edges, cells = density.edges, density.cells
+        low, high = density.quantile(np.array([0.1, 0.9]))
+    return float((high - low) / (edges[-1] - edges[0])) * cells, cells
 
 
 def _refined(shares: Floats, side: int) -> Floats:

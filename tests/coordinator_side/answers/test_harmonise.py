@@ -20,8 +20,16 @@ from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import HarmonisedResult
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
-from coordinator.answers.harmonise import Harmonisation, densities, harmonised
-from coordinator.answers.maps import _COARSE, ColumnsMap, GridMap, Map, _by_kernels, _by_logarithms
+from coordinator.answers.harmonise import Harmonisation, Known, densities, harmonised
+from coordinator.answers.maps import (
+    _COARSE,
+    ColumnsMap,
+    GridMap,
+    Map,
+    _by_kernels,
+    _by_logarithms,
+    require_told_apart,
+)
 from coordinator.answers.release_selection import holding
 from coordinator.demo.catalogue import play_of
 from coordinator.demo.play import DemoOptions, pooled_real
@@ -62,6 +70,46 @@ def stretched(values: np.ndarray) -> np.ndarray:
 
 def chol(n: int, seed: int, shift: float = 0.0) -> np.ndarray:
     return np.random.default_rng(seed).normal(210 + 35 * shift, 35, n).clip(40, 700)
+
+
+def told_apart(here, there, columns=("chol",)) -> bool:
+    """False where a map between the two is refused."""
+    try:
+        require_told_apart(here, there, columns, "south and north")
+    except EstimateRefusal:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_map_between_units_of_which_one_lies_in_a_cell_is_refused_and_one_in_the_same_unit_is_not(seed):
+    edges = np.linspace(1.0, 700.0, 65)
+    here, there = (noisy(chol(3000, 10 * seed + k), 2.0, seed + k, edges) for k in (1, 2))
+    assert told_apart(here, there)
+    assert told_apart(noisy(bent(chol(3000, seed)), 2.0, seed, edges), there)
+    assert told_apart(noisy(stretched(chol(3000, seed)), 2.0, seed, edges), there)
+    other = noisy(chol(3000, seed) / 38.67, 2.0, seed, edges)
+    # As it was: most of a unit is lost within the cell.
+    assert Map(here, other).slope * 38.67 > 2.0
+    for one, two in ((here, other), (other, here)):
+        with pytest.raises(EstimateRefusal, match="different units") as caught:
+            require_told_apart(one, two, ("chol",), "south and north")
+        assert "between south and north" in str(caught.value)
+    # Where both are narrow, a scale in three cells is alike at both; in one cell nothing of it is told.
+    narrow = [noisy(chol(3000, seed + k) / 12, 2.0, seed + k, edges / 3) for k in (3, 4)]
+    assert told_apart(*narrow)
+    assert not told_apart(other, noisy(chol(3000, seed + 9) / 38.67, 2.0, seed + 9, edges))
+
+
+def test_private_quantiles_follow_a_unit_and_are_not_refused(plan):
+    made = way(plan, ["sbp"], basis="quantiles")
+    rng = np.random.default_rng(1)
+    mmhg, kpa = (seen_by(made, {"sbp": rng.normal(140, 18, 4000).clip(70, 270) / per + less}, 1) for per, less in UNITS)
+    assert told_apart(mmhg, kpa, ("sbp",))
+    assert Map(mmhg, kpa).slope == pytest.approx(1 / 7.5, rel=0.1)
+
+
+UNITS = ((1.0, 0.0), (7.5, 70.0))
 
 
 ODD = {
@@ -437,6 +485,7 @@ def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own
             itself = told["maps"]["north"][name]
             np.testing.assert_allclose(itself["mapped"], itself["value"], atol=1e-10 * 660)
         assert any("mapped together" in line for line in told["lines"])
+        assert [one for one in told["warnings"] if one.startswith("The question is about nothing but chol and hdl")]
         assert "chol and hdl on the scale of north" in found.forest(tmp_path / "pair.svg").read_text()
         with pytest.raises(EstimateRefusal, match="density of chol and age"):
             connection["cvd"].harmonise("chol,age", to="north", formula="ols(hdl) ~ chol + age", densities="cvd-pair")
@@ -451,6 +500,22 @@ def test_maps_of_private_quantiles_serve_the_same_view(hub):
     assert slopes["south"] == pytest.approx(1.0, abs=0.15)
     assert seen.site_map_variance["south"] > 0
     assert seen.warnings == ()
+
+
+def test_a_site_in_another_unit_is_left_out_with_the_reason_and_is_no_reference(hub, monkeypatch):
+    edges = np.linspace(1.0, 700.0, 65)
+    known = {
+        site: Known(single={"chol": noisy(chol(3000, k) / per, 2.0, k, edges)}, joint={})
+        for k, (site, per) in enumerate({"north": 1.0, "south": 38.67, "west": 1.0}.items())
+    }
+    monkeypatch.setattr("coordinator.answers.harmonise.densities", lambda *_: (known, ()))
+    held, question = holding(hub, "cvd"), "ols(hdl) ~ chol/10"
+    found = {row.site: row for row in harmonised(hub, held, question, onto("north", draws=2)).estimates}
+    assert "different units" in found["south"].reason or "middle 80 %" in found["south"].reason
+    assert found["south"].yi is None
+    assert found["west"].yi is not None
+    with pytest.raises(EstimateRefusal, match="different units"):
+        harmonised(hub, held, question, onto("south", draws=2))
 
 
 WAYS: dict[str, dict] = {
@@ -562,6 +627,9 @@ def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
         densities(hub, "cvd")
     with pytest.raises(ParameterError, match="two draws"):
         harmonised(hub, held, "mean(chol)", onto("north", draws=1))
+    for own in ("mean(chol)", "mean(chol, subset = chol > 150)"):  # mapped, it is the reference's at every site
+        with pytest.raises(EstimateRefusal, match="reference's own"):
+            harmonised(hub, held, own, onto("north", draws=2))
 
 
 def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_path):
