@@ -50,8 +50,11 @@ __all__ = [
 Floats = NDArray[np.float64]
 ALIKE = 1.0
 """Largest case-mix distance of two sites, in standard deviations, without a warning."""
+SPREAD = 1.25
+"""Largest ratio of two sites' spreads in a column that is measured alike, without a warning."""
 _SMOOTH_BINS = {1: 64, 2: 32, 3: 16}
 _QUANTILE_PARTS = 1024
+_REDRAWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +396,8 @@ def case_mix_warning(
 
     Args:
         densities: site to column to density: the column itself, and columns that no laboratory distorts.
-        limit: distance (see `distance`) from which patients count as different.
+        limit: distance (see `distance`) from which patients count as different. A spread that differs by a factor of
+            `SPREAD` counts, too.
 
     Where other columns are given, they judge: they are measured alike everywhere, so that a difference in them is one
     of patients. Where none is, the column itself does, and the sentence says that its scale may be the reason.
@@ -421,9 +425,9 @@ def alike_warnings(
     return tuple(out)
 
 
-def joint_warning(asked: Sequence[str], columns: Sequence[str], to: str) -> tuple[str, ...]:
-    """Warning that a question is about nothing but columns that were mapped together, so that one site answers it."""
-    if set(asked) != set(columns):
+def joint_warning(question: Sequence[str], columns: Sequence[str], to: str) -> tuple[str, ...]:
+    """Warning that a question's columns are those that were mapped together alone, so that one site answers it."""
+    if set(question) != set(columns):
         return ()
     said = " and ".join(columns)
     return (
@@ -438,12 +442,36 @@ def _apart(
 ) -> list[str]:
     if name not in densities[site]:
         return []
+    spread = _spread(densities[site][name], densities[to][name], site, name, to) if alike else []
     apart = distance(densities[site][name], densities[to][name])
     if apart <= limit:
-        return []
+        return spread
     why = (
         f"{name} is measured alike, so its patients differ: harmonising takes away a part of what is real"
         if alike
         else "this may be its laboratory or its patients: no column that should not differ was released to tell"
     )
-    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}."]
+    return [f"{site} and {to} lie {apart:.1f} standard deviations apart in {name}; {why}.", *spread]
+
+
+def _spread(here: Density, there: Density, site: str, name: str, to: str) -> list[str]:
+    """Warning that a column measured alike spreads otherwise at two sites, by more than its noise and persons may."""
+
+    def ratio(one: Density, other: Density) -> float:
+        widths = [float(np.diff(each.quantile(np.array([0.1, 0.9])))[0]) for each in (one, other)]
+        return math.log(widths[0] / widths[1])
+
+    wider = ratio(here, there)
+    if abs(wider) <= math.log(SPREAD):
+        return []
+    rng = np.random.default_rng(1)  # public: the noise that is drawn here hides nothing
+    error = float(np.std([ratio(here.redraw(rng), there.redraw(rng)) for _ in range(_REDRAWN)]))
+    if abs(wider) <= 3 * error:
+        return []
+    factor, more = math.exp(abs(wider)), "more" if wider > 0 else "less"
+    covariate, outcome = ("too large", "too small")[:: 1 if wider > 0 else -1]
+    return [
+        f"{name} is measured alike and spreads {factor:.2f} times {more} at {site} than at {to}, so its patients "
+        f"differ in spread: where the mapped column does too, harmonising makes {site}'s coefficient of it {covariate} "
+        f"by about this factor, and one of it as the outcome {outcome}. Read {site}'s answer as released beside it."
+    ]

@@ -225,6 +225,28 @@ def test_a_warning_needs_patients_that_differ_and_says_which_column_shows_it():
         case_mix_warning(mild, "chol", "e")
 
 
+def test_patients_who_spread_otherwise_are_warned_of_with_the_direction_and_the_size():
+    age = np.linspace(15, 110, 65)
+
+    def site(spread: float, seed: int) -> dict[str, Noisy]:
+        ages = np.random.default_rng(seed).normal(55, 8 * spread, 2000).clip(15, 110)
+        return {"chol": noisy(chol(2000, seed), 1.0, seed), "age": noisy(ages, 1.0, seed + 90, age)}
+
+    reference = site(1.0, 1)
+    for seed in range(2, 12):
+        assert case_mix_warning({"a": reference, "b": site(1.0, seed)}, "chol", "a") == ()
+    (said,) = case_mix_warning({"a": reference, "b": site(1.6, 2)}, "chol", "a")
+    assert said.startswith("age is measured alike and spreads 1.")
+    assert "times more at b than at a" in said
+    assert "coefficient of it too large by about this factor, and one of it as the outcome too small" in said
+    (said,) = case_mix_warning({"a": reference, "b": site(0.6, 2)}, "chol", "a")
+    assert "times less at b than at a" in said
+    assert "coefficient of it too small by about this factor, and one of it as the outcome too large" in said
+    # A column that the laboratory may stretch says nothing of patients.
+    alone = {"a": {"chol": reference["chol"]}, "b": {"chol": noisy(chol(2000, 3) * 1.6 - 126, 1.0, 3)}}
+    assert not [one for one in case_mix_warning(alone, "chol", "a") if "spreads" in one]
+
+
 def on_grid(points: np.ndarray, bins: int = 16) -> np.ndarray:
     return np.histogramdd(points, bins=[np.linspace(0, 1, bins + 1)] * points.shape[1])[0]
 
