@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
     from shared.base.randomness import Noise
     from shared.estimands.answer import Estimand, Estimate, Origin
+    from shared.mechanisms.base import MechanismPlan
     from shared.plans.plan import StudyPlan
     from shared.privacy.accountant import Event, Laplace
+    from shared.terminal import ChecklistLine
 
 __all__ = ["COLUMNS", "FIGURES", "CappedCount", "NetworkCountsPlan", "noised"]
 
@@ -231,6 +233,17 @@ class NetworkCountsPlan(LabelledFigures):
         edges = self.counts(plan)[0]
         named = ", ".join(("edges", *self.figures, *(f"mixing by {name}" for name in self.by)))
         return f"{named}; at most {self.most_contacts} contacts a person, noise of scale {edges.scale:.4g} on edges"
+
+    def review(self, plan: StudyPlan, signed: MechanismPlan | None = None) -> list[ChecklistLine]:
+        """Checklist: what the cap on contacts leaves out, by which a lead can tell whether it is high enough."""
+        from shared.terminal import ChecklistLine
+
+        detail = (
+            f"at most {self.most_contacts} contacts a person: a few who have many more, as staff, are in no answer "
+            "with more, and answers carry a caution. Edges, V-shapes and triangles are then too low, transitivity and "
+            "mixing most often too high"
+        )
+        return [ChecklistLine(name="cap", detail=detail)]
 
     # -- the released table --------------------------------------------------------------------------------------
     def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> tuple[NDArray[np.int64], ...]:

@@ -454,6 +454,54 @@ def test_a_cap_below_what_people_have_is_put_back_or_refused_and_never_passed_ov
 
 
 @pytest.mark.parametrize(
+    ("text", "direction"),
+    [
+        ("network(edge)", "network(edge) is then too low, by"),
+        ("network(v_shape)", "network(v_shape) is then too low, by"),
+        ("network(transitivity)", "and too high where they do not"),
+        ("network(assortativity) ~ ward", "and too high where they meet all"),
+    ],
+)
+def test_persons_far_beyond_the_cap_are_cautioned_of_with_the_direction(text, direction):
+    rng = np.random.default_rng(4)
+    n, ties, level = 800, drawn(rng, 800, 0.006), rng.integers(0, 3, 800)
+    room = np.arange(n) // 4
+    ties |= room[:, None] == room[None, :]
+    for hub in (5, 300, 600):
+        met = rng.choice(n, 150, replace=False)
+        ties[hub, met] = ties[met, hub] = 1
+    np.fill_diagonal(ties, 0)
+    plan = counting(epsilon=10.0)
+    names = pd.DataFrame({"ward": pd.Categorical.from_codes(level, plan.dictionary.column("ward").levels)})
+    real, _ = figure(sparse.csr_array(ties), names, parse_estimand(text), plan.dictionary)
+    released = plan.release.draw(plan, measured(plan, ties, level), seeded_rng(3))
+    [row] = plan.release.answer(plan, [(released, n)], parse_estimand(text), levels={}, **TOLD)
+    own, said = row.warnings
+    assert "own network" in own
+    assert said.startswith("Whoever has more than 40 contacts"), "the noise hides three persons"
+    assert direction in said
+    if text != "network(assortativity) ~ ward":
+        assert abs(row.yi - real) > 1.96 * math.sqrt(row.vi), "no interval includes it"
+
+
+def test_the_caution_says_what_the_counts_near_the_cap_show():
+    rng = np.random.default_rng(5)
+    ties, level = drawn(rng, 300, 0.1), rng.integers(0, 3, 300)
+
+    def said(epsilon, most):
+        plan = counting(epsilon=epsilon, most_contacts=most, figures=())
+        released = plan.release.draw(plan, measured(plan, ties, level), seeded_rng(3))
+        [row] = plan.release.answer(plan, [(released, 300)], parse_estimand("network(edge)"), levels={}, **TOLD)
+        return row.warnings[1:]
+
+    [hidden], [seen] = said(3.0, 120), said(30.0, 45)
+    assert hidden.startswith("Whoever has more than 120 contacts")
+    assert seen.startswith("A count at half its cap is lower by more than its noise")
+    assert said(3.0, 299) == (), "nobody can have more"
+    assert said(500.0, 120) == (), "one person at the cap would be seen"
+
+
+@pytest.mark.parametrize(
     ("text", "changes", "words"),
     [
         ("network(star3)", {}, "must be asked network"),
@@ -484,6 +532,8 @@ def test_the_checklist_warns_of_planned_questions_that_no_release_would_answer()
         lines = {line.name: line for line in review(text, today=dt.date(2026, 6, 1))[1]}
         assert {name: lines[f"estimand {name}"].state for name in expected} == expected
         assert lines["estimand contacts"].fix
+        if expected is ours:
+            assert (lines["cap"].state, lines["cap"].detail[:31]) == ("ok", "at most 60 contacts a person: a")
 
 
 # -- the plan -----------------------------------------------------------------------------------------------------
