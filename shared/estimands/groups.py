@@ -14,7 +14,7 @@ from shared.base.process import deferred
 from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
 from shared.estimands.fits.counting import CountedTimes, cumulative_hazard, cumulative_incidence
-from shared.estimands.fits.survival import SurvivalCurve, kaplan_meier, log_rank, restricted_mean
+from shared.estimands.fits.survival import LogRank, SurvivalCurve, kaplan_meier, log_rank, restricted_mean
 from shared.estimands.floors import FAR, NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import CURVED, KINDS
@@ -69,7 +69,7 @@ def group_answers(
     if survival and (duration < 0).any():
         return excluded(f"{int((duration < 0).sum())} durations are negative")
     if kind == "logrank":
-        return _log_rank(result, labels, (duration, y, member, strata), excluded, floors)
+        return _log_rank(result, labels, (duration, y, member, strata), (text, excluded), floors)
 
     rows_of = partial(_rows_of, member, len(known))
     curve = cache(lambda g: kaplan_meier(duration[rows_of(g)], y[rows_of(g)]))
@@ -244,25 +244,41 @@ def _log_rank(
     result: QuestionResult,
     labels: list[str],
     data: tuple[Array, Array, NDArray[np.int64], NDArray[np.int64]],
-    excluded: Callable[[str], QuestionResult],
+    without: tuple[str, Callable[[str], QuestionResult]],
     floors: LeastRows,
 ) -> QuestionResult:
-    """The test, and for each level Peto's one-step log hazard ratio (O − E) / V against the other rows."""
+    """The test of all groups at once, and each level's log hazard ratio against the first."""
     duration, y, member, strata = data
+    column, excluded = without
     if y.sum() < floors.events:
         return excluded(f"{int(y.sum())} events: too few")
     test = log_rank(duration, y, member, len(labels), strata)
+    result.attrs = {"chisq": test.chisq, "df": test.df, "p": test.p}
     for g, label in enumerate(labels):
         result.extra[label] = {"n": test.n[g], "observed": test.observed[g], "expected": test.expected[g]}
-        if g == 0:
+    if test.n[0] == 0:
+        return excluded(f"{column} has no rows at its reference level at this site")
+    for g, label in enumerate(labels[1:], start=1):
+        if test.n[g] == 0:
+            result.answers[label] = NO_ROWS
             continue
-        spread = float(test.covariance[g, g])
-        difference = float(test.observed[g] - test.expected[g])
-        result.answers[label] = (
-            (difference / spread, 1 / spread) if spread > 1e-12 else "no event could tell the groups apart at this site"
-        )
-    result.attrs = {"chisq": test.chisq, "df": test.df, "p": test.p}
+        pair = test
+        if len(labels) > 2:
+            rows = (member == 0) | (member == g)
+            if y[rows].sum() < floors.events:
+                result.answers[label] = f"{int(y[rows].sum())} events in the level and the reference: too few"
+                continue
+            pair = log_rank(duration[rows], y[rows], (member[rows] == g).astype(np.int64), 2, strata[rows])
+        result.answers[label] = _peto(pair)
     return result
+
+
+def _peto(pair: LogRank) -> Answer:
+    """Peto's one-step log hazard ratio (O − E) / V of the second of two groups against the first, and 1 / V."""
+    spread = float(pair.covariance[1, 1])
+    if spread <= 1e-12:
+        return "no event could tell the groups apart at this site"
+    return float(pair.observed[1] - pair.expected[1]) / spread, 1 / spread
 
 
 def strata_of(table: QuestionRows, estimand: Estimand) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

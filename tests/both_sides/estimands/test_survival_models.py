@@ -78,6 +78,37 @@ def reference() -> tuple[pd.DataFrame, dict]:
     return pd.read_csv(HERE / "survival.csv"), json.loads((HERE / "survival.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("strata", ["plain", "strata"])
+def test_log_rank_of_each_level_is_survdiff_of_it_and_the_first_alone(strata):
+    """Not of it and all other rows, whose hazards the mix of levels at a site would move."""
+    table, numbers = reference()[0], json.loads((HERE / "logrank.json").read_text(encoding="utf-8"))
+    question = "Surv(time, event) ~ stage" + (" + strata(arm)" if strata == "strata" else "")
+    for level in ("2", "3"):
+        row = estimate(table, "logrank", question, term=f"stage[{level}]")
+        expected = numbers["pairs"][level][strata]
+        assert (row.yi, row.vi) == (pytest.approx(expected["yi"], rel=1e-9), pytest.approx(expected["vi"], rel=1e-9))
+    two = estimate(table, "logrank", PLAIN.replace("age + ", ""), term="arm[1]")
+    assert (two.yi, two.vi) == tuple(pytest.approx(numbers["arm"][name], rel=1e-9) for name in ("yi", "vi"))
+    test = estimate(table, "logrank", PLAIN.replace("age + arm", "stage"))
+    assert test.attrs["chisq"] == pytest.approx(numbers["chisq"], rel=1e-9)
+    assert test.observed.tolist() == numbers["observed"][1:]
+    assert test.expected.tolist() == pytest.approx(numbers["expected"][1:], rel=1e-9)
+
+
+def test_a_log_rank_needs_rows_of_the_first_level_and_events_of_each_pair():
+    table, levels = reference()[0], {"stage": (1, 2, 3)}
+    asked = parse_estimand("logrank(time, event) ~ stage")
+
+    def reasons(rows: pd.DataFrame) -> dict[str, str]:
+        return {row.term: row.reason for row in estimate(rows, asked, levels=levels, study="s", site="h", wave=1)}
+
+    first = "stage has no rows at its reference level at this site"
+    assert reasons(table[table.stage > 1]) == {"stage[2]": first, "stage[3]": first}
+    assert reasons(table[table.stage != 2]) == {"stage[2]": "the level has no rows at this site", "stage[3]": ""}
+    quiet = table.assign(event=np.where(table.stage < 3, 0, table.event))
+    assert reasons(quiet)["stage[2]"] == "0 events in the level and the reference: too few"
+
+
 def agrees(ours: pd.DataFrame, theirs: dict) -> None:
     np.testing.assert_allclose(ours.beta, list(theirs["beta"].values()), rtol=1e-6)
     np.testing.assert_allclose(ours.se, list(theirs["se"].values()), rtol=1e-6)
