@@ -279,7 +279,7 @@ def bubble(
     Returns: gids ``site-0``, ``line``, ``band``.
     Raises: ParameterError: values that are no numbers; EstimateRefusal: fewer than three sites with one.
     """
-    from coordinator.pooling.moderators import regress
+    from coordinator.pooling.subgroups import regressed
 
     try:
         known = {label: float(values[label]) for label in result.labels if values.get(label) is not None}
@@ -293,7 +293,7 @@ def bubble(
     x = np.array([known[result.labels[i]] for i in rows])
     y, v = np.array(result.yi)[rows], np.array(result.vi)[rows]
     labels = [result.labels[i] for i in rows]
-    fit = regress(y, v, {name: x.tolist()}, method=result.method, test=result.test, level=result.level, labels=labels)
+    fit = regressed(result, {name: [known.get(label) for label in result.labels]}, rows)
     view = view_of([result], ratio, "auto")
     pad = 0.06 * (float(np.ptp(x)) or 1.0)
     span = (float(x.min()) - pad, float(x.max()) + pad)

@@ -36,7 +36,8 @@ class RegressionResult:
         terms: (p,) names of the coefficients; the intercept is first.
         labels, yi, vi: the K rows used.
         X: K rows of p numbers, the design.
-        beta, vcov: (p,) coefficients and (p, p) covariance by the weights alone, before any Knapp-Hartung scaling.
+        beta, vcov_model: (p,) coefficients and (p, p) covariance by the weights alone, before Knapp-Hartung scaling.
+        vcov_common: (p, p) covariance from what all rows may be off by alike; empty where that is not known.
         s2w: the Knapp-Hartung factor: weighted mean square of the residuals.
         tau2: variance between sites that the moderators leave, and `tau2_without` them.
         QE: heterogeneity left, chi-square with `df` = K - p degrees of freedom.
@@ -66,6 +67,7 @@ class RegressionResult:
     dropped: tuple[Excluded, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     notes: tuple[str, ...] = ()
+    vcov_common: tuple[tuple[float, ...], ...] = ()
 
     @property
     def k(self) -> int:
@@ -84,9 +86,10 @@ class RegressionResult:
 
     @property
     def vcov(self) -> Array:
-        """(p, p) covariance of the coefficients under `test`."""
+        """(p, p) covariance of the coefficients under `test`, with what all rows may be off by alike."""
         factor = {"knha": self.s2w, "adhoc": max(1.0, self.s2w)}.get(self.test, 1.0)
-        return np.array(self.vcov_model) * factor
+        own = np.array(self.vcov_model) * factor
+        return own + np.array(self.vcov_common) if self.vcov_common else own
 
     @property
     def se(self) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Subgroups of sites: each pooled by itself, and a test of whether they differ."""
+"""Subgroups of sites, each pooled by itself, and a test of whether they differ; meta-regression of a pool's rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.pooling.moderators import RegressionResult, absent, regress
 from coordinator.pooling.pool import PooledResult, pool
 from shared.errors import ParameterError
 
-__all__ = ["Subgroups", "subgroups"]
+__all__ = ["Subgroups", "regressed", "subgroups"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,7 @@ def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
     unknown = [label for label, level in zip(result.labels, level_of, strict=True) if not level]
     if unknown:
         notes.append(f"Without a group, and left out: {', '.join(unknown)}.")
-    # What is in common beyond the estimates' own part, as a map's error, is in every group.
-    beside = max(0.0, result.shared - in_common(result.estimates, result.weights)) if result.estimates else 0.0
+    beside = _beside(result)
     groups = {}
     for level in levels:
         rows = [i for i, own in enumerate(level_of) if own == level]
@@ -92,16 +91,45 @@ def subgroups(result: PooledResult, group: Sequence[Any]) -> Subgroups:
     common = None
     known = [i for i, level in enumerate(level_of) if level]
     if df and (len(known) > len(levels) or result.method == "FE"):
-        common = regress(
-            [result.yi[i] for i in known],
-            [result.vi[i] for i in known],
-            {"group": [level_of[i] for i in known]},
-            method=result.method,
-            test=result.test,
-            level=result.level,
-            labels=[result.labels[i] for i in known],
-        )
+        common = regressed(result, {"group": level_of}, known)
     elif df:
         notes.append("Every group has one row: one common τ² cannot be told from the groups.")
     p_between = float(special.chdtrc(df, q)) if df else 1.0
     return Subgroups(groups=groups, Q_between=q, df=df, p_between=p_between, common=common, notes=tuple(notes))
+
+
+def regressed(
+    result: PooledResult, mods: Mapping[str, Sequence[Any]], rows: Sequence[int] | None = None
+) -> RegressionResult:
+    """Meta-regression of a pool's rows under its settings, with what they may be off by alike in its covariance.
+
+    Args:
+        result: its method, test and level are kept.
+        mods: name -> (K,) numbers or words, as of `coordinator.pooling.moderators.regress`.
+        rows: positions of the rows to use; all if left out.
+    Raises: ParameterError, EstimateRefusal, as `regress`.
+    """
+    chosen = list(range(result.k) if rows is None else rows)
+    found = regress(
+        [result.yi[i] for i in chosen],
+        [result.vi[i] for i in chosen],
+        {name: [values[i] for i in chosen] for name, values in mods.items()},
+        method=result.method,
+        test=result.test,
+        level=result.level,
+        labels=[result.labels[i] for i in chosen],
+    )
+    common = np.zeros((found.p, found.p))
+    if result.estimates:
+        # All rows are off in one direction, each by its own measure: the coefficients move by the fit of the measures.
+        size = {label: row.vi_common**0.5 for label, row in zip(result.labels, result.estimates, strict=True)}
+        off = np.array([size[label] for label in found.labels])
+        moved = fit(off, np.array(found.vi), np.array(found.tau2), np.array(found.X)).beta
+        common += np.outer(moved, moved)
+    common[0, 0] += _beside(result)
+    return replace(found, vcov_common=tuple(map(tuple, common.tolist()))) if common.any() else found
+
+
+def _beside(result: PooledResult) -> float:
+    """Variance in common beyond the estimates' own part, as a map's error: it is in every group, in no difference."""
+    return max(0.0, result.shared - in_common(result.estimates, result.weights)) if result.estimates else result.shared

@@ -55,22 +55,13 @@ def analyse(result: PooledResult, request: AnalysisRequest) -> dict[str, Any]:
     from coordinator.pooling.document import pooled_data
     from coordinator.pooling.further.few_studies import bayes, exact_interval, henmi_copas
     from coordinator.pooling.further.refits import leave_one_out
-    from coordinator.pooling.pool import pool
-    from coordinator.pooling.subgroups import subgroups
+    from coordinator.pooling.subgroups import regressed, subgroups
 
     answers: dict[str, Any] = {}
     if request.mods:
         columns = {name: [values.get(label) for label in result.labels] for name, values in request.mods.items()}
         try:
-            fit = pool(
-                result.yi,
-                result.vi,
-                mods=columns,
-                method=result.method,
-                test=result.test,
-                level=result.level,
-                labels=result.labels,
-            )
+            fit = regressed(result, columns)
             answers["regression"] = regression_data(fit)
         except EstimateRefusal as refusal:
             answers["regression"] = {"reason": str(refusal)}

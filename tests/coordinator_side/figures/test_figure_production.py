@@ -198,6 +198,12 @@ def test_a_bubble_plot_draws_the_meta_regression(result, tmp_path, capsys):
     line = next(item for item in drawn.figure.axes[1].lines if item.get_gid() == "line")
     fit = regress(result.yi, result.vi, {"year": list(years.values())}, labels=list(SITES))
     assert np.interp(1995.0, *line.get_data()) == pytest.approx(fit.beta[0] + fit.beta[1] * 1995.0, abs=1e-6)
+    rows = tuple(replace(row, vi_common=0.09) for row in result.estimates)
+    wide, band = (
+        next(item for item in one.figure.axes[1].collections if item.get_gid() == "band").get_paths()[0].get_extents()
+        for one in (companions.draw("bubble", replace(result, estimates=rows), moderator=("year", years)), drawn)
+    )
+    assert wide.height > 1.05 * band.height
     with pytest.raises(ParameterError, match="moderator of numbers"):
         companions.draw("bubble", result, moderator=("region", dict.fromkeys(SITES, "north")))
 

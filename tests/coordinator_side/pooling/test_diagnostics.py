@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from coordinator.pooling.further.analyses import AnalysisRequest, analyse
 from coordinator.pooling.further.refits import leave_one_out
 from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import pool, pool_estimates
-from coordinator.pooling.subgroups import subgroups
+from coordinator.pooling.subgroups import regressed, subgroups
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.answer import Estimate
 from shared.terminal import plain
@@ -160,6 +160,37 @@ def test_predictions_of_a_regression_widen_away_from_the_sites():
     assert middle[2].ub - middle[2].lb >= middle[1].ub - middle[1].lb
     with pytest.raises(ParameterError, match="decade"):
         fit.predict(year=3)
+
+
+def off_alike(common):
+    names = {"study": "s", "wave": 1, "term": "x", "n": 50, "vi_privacy": 0.0}
+    return pool_estimates(
+        [Estimate(site=f"s{i}", yi=0.1 * (i % 3), vi_sampling=0.02, vi_common=c, **names) for i, c in enumerate(common)]
+    )
+
+
+def test_a_meta_regression_holds_what_all_sites_may_be_off_by_alike_in_its_intercept_and_predictions():
+    alike, without = off_alike([0.09] * 6), off_alike([0.0] * 6)
+    year = {label: float(i) for i, label in enumerate(alike.labels)}
+    found, bare = (analyse(one, AnalysisRequest(mods={"year": year}))["regression"] for one in (alike, without))
+    assert found["se"][0] ** 2 - bare["se"][0] ** 2 == pytest.approx(0.09)
+    assert (found["se"][1], found["QMp"]) == pytest.approx((bare["se"][1], bare["QMp"]))
+    fit, plain_fit = (regressed(one, {"year": list(year.values())}) for one in (alike, without))
+    for place in (1, 2):
+        ends, narrow = fit.predict(year=9)[place], plain_fit.predict(year=9)[place]
+        more = (ends.ub - ends.lb) ** 2 - (narrow.ub - narrow.lb) ** 2
+        assert more == pytest.approx((2 * fit._critical) ** 2 * 0.09)
+    mapped = regressed(replace(alike, shared=alike.shared + 0.01), {"year": list(year.values())})
+    assert mapped.se[0] ** 2 - fit.se[0] ** 2 == pytest.approx(0.01)
+    of_a, bare_a = (subgroups(one, list("ababab")).common.vcov[0, 0] for one in (alike, without))
+    assert of_a - bare_a == pytest.approx(0.09)
+
+
+def test_sites_that_may_be_off_by_more_or_less_move_the_slope_too():
+    uneven = off_alike([0.0, 0.0, 0.0, 0.09, 0.09, 0.09])
+    late = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    found, bare = (regressed(one, {"late": late}) for one in (uneven, off_alike([0.0] * 6)))
+    assert np.diagonal(found.vcov - bare.vcov).tolist() == pytest.approx([0.0, 0.09], abs=1e-12)
 
 
 def test_the_share_of_the_pooled_variance_that_is_noise_lies_between_that_of_the_sites():
