@@ -362,13 +362,15 @@ class Result(Shown):
         """One row per site, as `analyst pool` reads them."""
         import pandas as pd
 
+        from coordinator.pooling.cautions import beside_each
+
         names = ["site", "study", "wave", "term", "n", "scale", "yi"]
-        names += ["vi_sampling", "vi_privacy", "vi_naive", "vi_common", "reason"]
-        table = pd.DataFrame(
-            [{name: row[name] for name in names} for row in self.document["estimates"]], columns=list(names)
-        )
+        names += ["vi_sampling", "vi_privacy", "vi_naive", "vi_common", "attenuation", "reason"]
+        given = self.document["estimates"]
+        table = pd.DataFrame([{name: row[name] for name in names} for row in given], columns=list(names))
         table.insert(7, "vi", table["vi_sampling"] + table["vi_privacy"])
-        return table.assign(effect=self.document.get("effect", ""))
+        said = beside_each([row["warnings"] for row in given], self.document["doubts"])
+        return table.assign(effect=self.document.get("effect", ""), cautions=said)
 
     def summary(self) -> ResultSummary:
         """The whole answer, as statsmodels' results have it: print it, or let a notebook show it."""

@@ -530,12 +530,15 @@ def _estimates(answer: PooledAnswer) -> pd.DataFrame:
     """One row per site for a spreadsheet or `analyst pool`: yi and vi on the scale of the analysis."""
     import pandas as pd
 
+    from coordinator.pooling.cautions import beside_each
+
     names = ["site", "study", "wave", "term", "n", "scale", "yi"]
-    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common", "reason"]
+    names += ["vi", "vi_sampling", "vi_privacy", "vi_naive", "vi_common", "attenuation", "reason"]
     table = pd.DataFrame(
         [{name: getattr(row, name) for name in names} for row in answer.estimates], columns=list(names)
     )
-    return table.assign(effect=answer.result.effect)
+    said = beside_each([row.warnings for row in answer.estimates], answer.result.doubts)
+    return table.assign(effect=answer.result.effect, cautions=said)
 
 
 def _show_answer(out: Console, answer: PooledAnswer, changed: Sequence[str] = ()) -> None:

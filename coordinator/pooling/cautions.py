@@ -55,6 +55,7 @@ __all__ = [
     "Condition",
     "Doubted",
     "at_the_edge",
+    "beside_each",
     "denial",
     "doubts",
     "drawn_in",
@@ -134,6 +135,17 @@ def doubts(result: Doubted, estimates: Sequence[Estimate]) -> list[str]:
     if lost := drawn_in(result):
         found.append(_drawn_in(result, lost))
     return found
+
+
+def beside_each(warnings: Sequence[Sequence[str]], cautions: Sequence[str]) -> list[str]:
+    """The cautions of a pool as cells of its sites' rows, one a line: each site's own, and in every row those of all.
+
+    >>> beside_each([["Flow unseen."], []], ["north: Flow unseen.", "Rows deny it."])
+    ['Flow unseen.\\nRows deny it.', 'Rows deny it.']
+    """
+    own = {sentence for row in warnings for sentence in row}
+    rest = [said for said in cautions if not any(said == one or said.endswith(f": {one}") for one in own)]
+    return ["\n".join([*row, *rest]) for row in warnings]
 
 
 def _describes(term: str) -> bool:

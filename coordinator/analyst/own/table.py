@@ -2,7 +2,8 @@
 
 A row is a study: an estimate with its variance or standard error, or the four counts of a 2×2 table. A file that says
 on which scale its estimates are (``scale``) and what they are called (``effect``), as `coordinator pool --out` and
-`analyst export` write it, is read so.
+`analyst export` write it, is read so. Such a file also has what all of its sites may be off by alike (``vi_common``),
+and their cautions.
 """
 
 from __future__ import annotations
@@ -154,8 +155,54 @@ class OwnTable:
             found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
         else:
             yi, vi = self.estimates(given)
+            if "vi_common" in given.columns:
+                return replace(self._answered(given, names, (yi, vi), method=method, test=test, level=level), effect=effect)
             found = pool(yi, vi, method=method, test=test, level=level, labels=names)
         return replace(found, scale=scale, effect=effect)
+
+    def _answered(
+        self, given: pd.DataFrame, names: Sequence[str], values: tuple[Array, Array], **pooling: Any
+    ) -> PooledResult:
+        """The rows of a study's answer pooled as there: with what its sites may be off by alike, and its cautions."""
+        import numpy as np
+        import pandas as pd
+
+        from coordinator.pooling.pool import pool_estimates
+        from coordinator.pooling.rows import reason_out
+        from shared.estimands.answer import Estimate
+
+        def figure(name: str) -> Array:
+            return np.nan_to_num(_numbers(given, name)) if name in given.columns else np.zeros(len(given))
+
+        def said(name: str) -> list[str]:
+            found = given[name].tolist() if name in given.columns else [""] * len(given)
+            return ["" if pd.isna(text) else str(text) for text in found]
+
+        common, noise, lost, n = map(figure, ("vi_common", "vi_privacy", "attenuation", "n"))
+        reasons, cautions, scale = said("reason"), said("cautions"), self.scale(given)[0]
+        rows = []
+        for i, (label, y, v) in enumerate(zip(names, *values, strict=True)):
+            out = reason_out(y, v)
+            part = 0.0 if out else min(noise[i], v)
+            rows.append(
+                Estimate(
+                    study="",
+                    site=label,
+                    wave=1,
+                    term=_one(given, "term"),
+                    scale=scale,
+                    n=int(n[i]),
+                    yi=None if out else float(y),
+                    vi_sampling=None if out else float(v - part),
+                    vi_privacy=float(part),
+                    vi_common=float(common[i]),
+                    attenuation=float(lost[i]),
+                    reason=(reasons[i] or out) if out else "",
+                    warnings=tuple(line for line in cautions[i].split("\n") if line),
+                )
+            )
+        found = pool_estimates(rows, **pooling)  # what it can tell from the rows again is among their cautions
+        return replace(found, doubts=tuple(dict.fromkeys(found.doubts)), notes=tuple(dict.fromkeys(found.notes)))
 
     def estimates(
         self, given: pd.DataFrame, *, variances: bool = True

@@ -59,6 +59,13 @@ pool_table <- function(data, yi = "yi", vi = "vi", sei = "", cells = NULL, measu
   k <- sum(keep)
   if (k == 1) notes <- c(notes, paste0("Only ", names[keep], " has an estimate: nothing was pooled, this is its own result."))
   if (k == 2) notes <- c(notes, "Two studies cannot tell how studies vary: read fixed and random effects side by side.")
+  if ("vi_common" %in% colnames(data) && any(numbers(data, "vi_common")[keep] > 0, na.rm = TRUE)) {
+    notes <- c(notes, "What all sites may be off by alike (the column vi_common) is in no interval here: `analyst pool` counts it.")
+  }
+  if ("cautions" %in% colnames(data)) {
+    said <- data$cautions[keep]
+    notes <- c(notes, unique(unlist(strsplit(as.character(said[!is.na(said)]), "\n", fixed = TRUE))))
+  }
   fit <- function(method, test) pooled_by_metafor(estimates[keep], variances[keep], names[keep], method, test, level)
   structure(list(random = fit(method, test), fixed = fit("FE", "z"), excluded = excluded, scale = scale,
                  effect = effect, level = level, notes = notes), class = "tributary_pool")

@@ -711,6 +711,9 @@ def test_a_result_can_be_had_again_and_written_as_a_table_json_or_a_figure(desk,
     assert again.meta(method="FE").beta == answer.meta(method="FE").beta
     frame = pd.read_csv(answer.export(tmp_path / "a.csv"))
     assert list(frame["yi"]) == list(answer.to_frame()["yi"])
+    said = {line for cell in answer.to_frame()["cautions"] for line in cell.split("\n") if line}
+    assert all(any(one.endswith(line) for line in said) for one in answer.document["doubts"])
+    assert bool(said) == bool(answer.document["doubts"])
     assert json.loads(answer.export(tmp_path / "a.json").read_text()) == answer.document
     with pytest.raises(ParameterError, match=r"\.json"):
         answer.export(tmp_path / "a.doc")

@@ -273,6 +273,34 @@ def test_what_a_file_says_of_its_scale_and_effect_is_believed(tmp_path, capsys):
     assert "odds ratio" in capsys.readouterr().out
 
 
+def test_the_estimates_of_an_answer_are_pooled_as_the_study_pooled_them(tmp_path, capsys):
+    """With what every site may be off by alike, and with the cautions: `coordinator pool --out`, then `analyst pool`."""
+    from types import SimpleNamespace
+
+    from coordinator.cli.answers import _estimates
+    from shared.estimands.floors import FAR
+
+    rows = [replace(row, vi_common=0.01 * k) for k, row in enumerate(estimates(0.1, 0.3, 0.2, 0.5))]
+    rows[1] = replace(rows[1], warnings=("No record was seen here.",), vi_sandwich=0.05, attenuation=0.2)
+    lacks = replace(rows[0], site="Split", yi=None, vi_sampling=None, vi_privacy=0.0, vi_naive=None, reason=FAR)
+    whole = pool_estimates([*rows, lacks])
+    assert len(whole.doubts) >= 2
+    path = tmp_path / "estimates.csv"
+    answer = SimpleNamespace(estimates=[*rows, lacks], result=replace(whole, effect="Odds ratio"))
+    _estimates(answer).to_csv(path, index=False)
+    said = pooled(capsys, "pool", path, "--mods", "n")
+    ours, study = said["pooled"], whole
+    assert [ours[name] for name in ("beta", "ci_lb", "ci_ub")] == pytest.approx([study.beta, study.ci_lb, study.ci_ub])
+    assert (sorted(said["doubts"]), said["effect"]) == (sorted(whole.doubts), "Odds ratio")
+    assert [row["ci_ub"] - row["yi"] for row in said["rows"]] == pytest.approx(
+        [1.959964 * error for error in whole.row_errors], rel=1e-6
+    )
+    assert said["excluded"] == [{"label": "Split", "reason": FAR}]
+    assert main(["pool", str(path)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Lyon: No record was seen here." in printed
+
+
 # -- pictures -------------------------------------------------------------------------------------------------------
 def pictures(result) -> dict[str, object]:
     rng = np.random.default_rng(2)

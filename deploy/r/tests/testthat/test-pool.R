@@ -33,6 +33,13 @@ test_that("few rows, other columns and counts are read as analyst pool reads the
   expect_match(tables$notes[1], "0.5 added to each cell of 1 table with a zero")
 })
 
+test_that("cautions of an exported answer are notes, and so is that vi_common is not counted", {
+  skip_if_not_installed("metafor")
+  said <- pool_table(cbind(mine, vi_common = 0.01, cautions = c("No record was seen.\nRows deny it.", NA, "Rows deny it.", NA)))
+  expect_equal(said$notes[2:3], c("No record was seen.", "Rows deny it."))
+  expect_match(said$notes[1], "vi_common")
+})
+
 test_that("a table that cannot be pooled says why", {
   skip_if_not_installed("metafor")
   expect_error(pool_table(mine, yi = "beta"), "Columns: study, yi, vi", class = "tributary_refusal")
