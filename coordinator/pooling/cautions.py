@@ -13,7 +13,8 @@ sites, is a note and no caution.
   what a flow draws worst. Of all that released rows tell, this told answers outside their intervals from others best
   (chosen on the half of the hard worlds that settings are chosen by). Counts that vary more than a Poisson law by one
   factor for all rows, as nearly all counts of patients do, are no such case: their dispersion is taken out first.
-* Sites without a log-binomial answer: which sites these are is no chance.
+* Sites left out by their outcome, for too few events, a curve at 0 or 1, or separation: which sites these are is no
+  chance, and in which direction their lack moves the answer is known.
 * A bias that flows were measured to have and that was counted into the interval.
 
 The conditions of the paper's theorem are no cautions, and a reader is told of them after everything else (`theorem3`).
@@ -43,6 +44,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
+from shared.estimands.floors import RISK_OF_ONE
 from shared.mechanisms.base import HIDDEN
 
 if TYPE_CHECKING:
@@ -54,13 +56,13 @@ __all__ = [
     "SITES_PER_PERSON",
     "Condition",
     "Doubted",
-    "at_the_edge",
     "beside_each",
     "denial",
     "doubts",
     "drawn_in",
     "in_common",
     "lacking",
+    "left_out",
     "theorem3",
 ]
 
@@ -70,11 +72,29 @@ _MUCH = 0.5
 """Bias, in standard errors, from which a caution is given: not in a 95 % interval, it lowers coverage below 92 %."""
 
 
-_AT_THE_EDGE = (
-    "{edge} of {all} sites are left out because their log-binomial likelihood has no maximum with all risks below 1. "
-    "These are sites where effects are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the "
-    "same of every site."
+_LEFT_OUT = {
+    "edge": "because their log-binomial likelihood has no maximum with all risks below 1. These are sites where "
+    "effects are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the same of every site.",
+    "separated": "because terms separate the outcome there, as where all events lie on one side. These are sites where "
+    "effects are strong or events few, so the pooled answer is drawn towards no effect.",
+    "few": "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled "
+    "answer may be drawn towards no effect.",
+    "few, difference": "for too few events. Where events are rare a difference is small, so the pooled difference may "
+    "be drawn away from none.",
+    "few, level": "for too few events by the time asked, or none. The pooled answer is of the sites with more, so "
+    "survival and its mean are drawn down, incidence and hazard up; at a later time more sites have an answer.",
+    "all, level": "because everybody had had the event by the time asked. The pooled answer is of the other sites, so "
+    "survival is drawn up, and incidence down; at an earlier time more sites have an answer.",
+}
+"""Why sites are left out by their outcome, and in which direction the pooled answer lacks them."""
+_REASONS = (
+    ("edge", re.compile(re.escape(RISK_OF_ONE))),
+    ("separated", re.compile(r"separates? the outcome|all events lie on one side|likelihood has no maximum")),
+    ("few, level", re.compile(r"survival at \S+ is 1 |fewer than \d+ events up to")),
+    ("all, level", re.compile(r"(survival at \S+ is 0|incidence at \S+ is 1) ")),
+    ("few", re.compile(r"^\d+ events\b.*: too few$|fewer than \d+ events before")),
 )
+"""What the reasons of such sites hold (`shared.estimands`)."""
 
 
 class Doubted(Protocol):
@@ -159,12 +179,25 @@ def _describes(term: str) -> bool:
     return True
 
 
-def at_the_edge(estimates: Sequence[Estimate]) -> list[str]:
-    """The caution that log-binomial answers of some sites are missing, where they are."""
-    from shared.estimands.floors import RISK_OF_ONE
+def left_out(estimates: Sequence[Estimate]) -> list[str]:
+    """The cautions that sites are left out by their outcome, where some are: how many, why, and the direction.
 
-    edge = sum(row.reason.startswith(RISK_OF_ONE) for row in estimates)
-    return [_AT_THE_EDGE.format(edge=edge, all=len(estimates))] if edge else []
+    >>> from shared.estimands.answer import Estimate
+    >>> row = Estimate(study="s", site="A", wave=1, term="x", yi=None, vi_sampling=None, n=9, reason="no rows")
+    >>> left_out([row])
+    []
+    """
+    count: dict[str, int] = {}
+    for row in estimates:
+        why = next((name for name, reason in _REASONS if reason.search(row.reason)), "")
+        if why == "few" and row.scale == "identity":
+            why = "few, level" if row.term.startswith("rmst(") else "few, difference"
+        if why:
+            count[why] = count.get(why, 0) + 1
+    return [
+        f"{n} of {len(estimates)} sites {'are' if n > 1 else 'is'} left out {_LEFT_OUT[why]}"
+        for why, n in count.items()
+    ]
 
 
 def denial(result: Doubted, sites: Collection[str] | None = None) -> float:

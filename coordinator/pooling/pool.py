@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from coordinator.pooling.cautions import at_the_edge, doubts, drawn_in, in_common, lacking
+from coordinator.pooling.cautions import doubts, drawn_in, in_common, lacking, left_out
 from coordinator.pooling.heterogeneity import (
     Method,
     Test,
@@ -472,7 +472,7 @@ def pool_estimates(
     result = replace(result, term=estimates[0].term, scale=estimates[0].scale, estimates=behind)
     # What all sites may be off by alike is the weighted mean of what each may be.
     result = replace(result, shared=alike(result))
-    cautions = (*at_the_edge(estimates), *doubts(result, chosen))
+    cautions = (*left_out(estimates), *doubts(result, chosen))
     return _announce(
         replace(
             result,

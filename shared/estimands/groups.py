@@ -202,7 +202,7 @@ def _survival_number(estimand: Estimand, curve: SurvivalCurve, floors: LeastRows
         return f"follow-up ends before {at:g} at this site"
     survival, variance = curve.at(at)
     if survival in (0.0, 1.0):
-        return f"survival at {at:g} is 0 or 1 at this site: its logit is not finite"
+        return f"survival at {at:g} is {survival:g} at this site: its logit is not finite"
     if curve.events[curve.time <= at].sum() < floors.events:
         return f"fewer than {floors.events} events up to {at:g} at this site"
     return math.log(survival / (1 - survival)), variance / (1 - survival) ** 2

@@ -156,7 +156,9 @@ class OwnTable:
         else:
             yi, vi = self.estimates(given)
             if "vi_common" in given.columns:
-                return replace(self._answered(given, names, (yi, vi), method=method, test=test, level=level), effect=effect)
+                return replace(
+                    self._answered(given, names, (yi, vi), method=method, test=test, level=level), effect=effect
+                )
             found = pool(yi, vi, method=method, test=test, level=level, labels=names)
         return replace(found, scale=scale, effect=effect)
 

@@ -1043,7 +1043,7 @@ def test_a_poisson_level_without_events_leaves_and_the_others_stay():
     ("text", "reason"),
     [
         ("km(years, cvd, at = 99)", "follow-up ends before 99"),
-        ("km(years, cvd, at = 0)", "is 0 or 1"),
+        ("km(years, cvd, at = 0)", "survival at 0 is 1"),
         ("rmst(years, cvd, tau = 99)", "follow-up ends before 99"),
         ("rmst(years, none, tau = 5)", "fewer than 5 events"),
         ("logrank(years, none) ~ sex", "0 events: too few"),

@@ -325,7 +325,7 @@ def test_sites_without_a_log_binomial_answer_are_said_before_the_pooled_one():
         rows += estimate(table, question, site=f"{k}")
     assert [bool(row.reason) for row in rows] == [True, False, False]
     result = pool_estimates(rows)
-    assert any(text.startswith("1 of 3 sites are left out") for text in result.doubts)
+    assert any(text.startswith("1 of 3 sites is left out") for text in result.doubts)
     assert not any("left out because" in text for text in pool_estimates(rows[1:]).doubts)
 
 

@@ -274,7 +274,7 @@ def test_what_a_file_says_of_its_scale_and_effect_is_believed(tmp_path, capsys):
 
 
 def test_the_estimates_of_an_answer_are_pooled_as_the_study_pooled_them(tmp_path, capsys):
-    """With what every site may be off by alike, and with the cautions: `coordinator pool --out`, then `analyst pool`."""
+    """With what every site may be off by alike, and the cautions: `coordinator pool --out`, then `analyst pool`."""
     from types import SimpleNamespace
 
     from coordinator.cli.answers import _estimates

@@ -1,0 +1,65 @@
+"""Cautions on sites that a pooled answer leaves out by their outcome, from a site's table to the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from coordinator.pooling.pool import pool_estimates
+from shared.estimands.answer import estimate, parse_estimand
+
+
+def of_site(events: int, of_arm: int | None = None) -> pd.DataFrame:
+    """200 persons followed to time 2 or their event; `events` of them have it, of one arm or of both."""
+    place = np.arange(200)
+    had = (place if of_arm is None else np.where(place % 2 == of_arm, place // 2, 200)) < events
+    return pd.DataFrame({"time": np.where(had, 0.2 + place / 500, 2.0), "died": had.astype(int), "arm": place % 2})
+
+
+def cautions_of(question: str, *tables: pd.DataFrame, term: str = "") -> tuple[str, ...]:
+    rows = [
+        row
+        for k, table in enumerate(tables)
+        for row in estimate(table, parse_estimand(question), levels={"arm": (0, 1)}, study="s", site=f"h{k}", wave=1)
+        if not term or row.term == term
+    ]
+    return pool_estimates(rows).doubts
+
+
+@pytest.mark.parametrize(
+    ("question", "direction"),
+    [
+        ("km(time, died, at = 1)", "survival and its mean are drawn down"),
+        ("cumhaz(time, died, at = 1)", "incidence and hazard up"),
+        ("cuminc(time, died, competing = arm > 1, at = 1)", "incidence and hazard up"),
+        ("rmst(time, died, tau = 1)", "survival and its mean are drawn down"),
+        ("rmst(time, died, tau = 1) ~ arm", "difference may be drawn away from none"),
+        ("cox(time, died) ~ arm", "answer may be drawn towards no effect"),
+        ("logrank(time, died) ~ arm", "answer may be drawn towards no effect"),
+        ("risk_ratio(died) ~ arm", "answer may be drawn towards no effect"),
+    ],
+)
+def test_sites_left_out_for_too_few_events_are_a_caution_with_its_direction(question, direction):
+    """Of 40 hospitals with 2 % events those with five or more told 5-year survival as .973, and all .981."""
+    (said,) = cautions_of(question, of_site(30), of_site(40), of_site(3), of_site(1))
+    assert said.startswith("2 of 4 sites are left out for too few events")
+    assert direction in said
+    assert cautions_of(question, of_site(30), of_site(40)) == ()
+
+
+def test_sites_without_an_event_or_with_nothing_else_are_left_out_with_their_directions():
+    few, none, every = (of_site(events) for events in (2, 0, 200))
+    said = cautions_of("km(time, died, at = 1)", of_site(30), of_site(40), few, none, every)
+    assert [one[:29] for one in said] == ["2 of 5 sites are left out for", "1 of 5 sites is left out beca"]
+    assert "survival is drawn up" in said[1]
+    small = of_site(30).head(8)  # for its size, whatever its outcome
+    assert not any("left out" in one for one in cautions_of("mean(time)", of_site(30), of_site(40), small))
+
+
+@pytest.mark.parametrize("kind", ["logistic(died)", "poisson(died)", "cox(time, died)", "aft(time, died)"])
+def test_sites_left_out_by_separation_are_a_caution(kind):
+    apart = of_site(20, of_arm=0)
+    (said,) = cautions_of(f"{kind} ~ arm", of_site(31), of_site(40), apart, term="arm")
+    assert said.startswith("1 of 3 sites is left out because terms separate the outcome there")
+    assert said.endswith("drawn towards no effect.")
