@@ -202,16 +202,16 @@ def between(groups: Subgroups, by: str) -> list[tuple[str, str, bool]]:
     """The tests for a difference between the groups, and what must be said of them; as lines of the footer."""
     lines: list[tuple[str, str, bool]] = []
     if groups.df:
-        text = f"Difference between groups{f' ({by})' if by else ''}: Q = {groups.Q_between:.2f}, df = {groups.df}, "
-        text += (
-            f"{p_words(groups.p_between)}, each group with its own τ²" if groups.common else p_words(groups.p_between)
-        )
-        if groups.common is not None:
+        own = f"Q = {groups.Q_between:.2f}, df = {groups.df}, {p_words(groups.p_between)}"
+        text = f"Difference between groups{f' ({by})' if by else ''}"
+        if groups.common is None:
+            text += f": {own}"
+        else:
             df = groups.common.QM_df
             name = f"Q = {groups.common.QM:.2f}, df = {df[0]}"
             if len(df) > 1:
                 name = f"F = {groups.common.QM:.2f}, df = {df[0]} and {df[1]}"
-            text += f"; with one common τ²: {name}, {p_words(groups.common.QMp)}"
+            text += f", one common τ²: {name}, {p_words(groups.common.QMp)}; each group with its own τ² (χ²): {own}"
         lines.append(("", text, False))
     return lines + [("", note, True) for note in groups.notes if not note.startswith("One row only")]
 

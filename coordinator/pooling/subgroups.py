@@ -24,8 +24,10 @@ class Subgroups:
 
     Attributes:
         groups: level -> its own result, with its own tau2.
-        Q_between: chi-square of the groups' pooled effects, with `df` degrees of freedom and p-value `p_between`.
-        common: the same groups with one tau2, as a meta-regression; its QM tests them. None when it cannot be fitted.
+        common: the groups with one tau2, as a meta-regression; its QM is the test of them that is told first. None when
+            it cannot be fitted.
+        Q_between: chi-square of the groups' pooled effects, with `df` degrees of freedom and p-value `p_between`: its
+            p-value is too small where groups have few rows, each with a tau2 of its own.
         notes: sentences a reader must see.
     """
 

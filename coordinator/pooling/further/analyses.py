@@ -164,10 +164,12 @@ def show(out: Console, result: PooledResult, answers: Mapping[str, Any]) -> None
                 for fit in [row["pooled"]]
             ]
             out.print(table(["group", "sites", "estimate", percent, "I²"], rows, right=["sites", "estimate", percent]))
-            line = f"between groups: Q {found['Q_between']:.2f} on {found['df']} df, p {found['p_between']:.3f}"
-            common = found["common"]
+            own = f"Q {found['Q_between']:.2f} on {found['df']} df, p {found['p_between']:.3f}"
+            line, common = f"between groups: {own}", found["common"]
             if common is not None:
-                line += f"   with one common τ²: p {common['QMp']:.3f}"
+                df = ", ".join(map(str, common["QM_df"]))
+                line = f"between groups, one common τ²: {'F' if len(common['QM_df']) > 1 else 'QM'} {common['QM']:.2f}"
+                line += f" on {df} df, p {common['QMp']:.3f}   each with its own τ² (χ²): {own}"
             out.print(line)
             _notes(out, found["notes"])
     for name, reason in answers.get("refused", {}).items():

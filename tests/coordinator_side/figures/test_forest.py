@@ -322,7 +322,7 @@ def test_the_table_of_a_plot_with_subgroups_has_their_diamonds_and_the_test_for_
     assert table[table["group"] == "local"]["label"].tolist() == [*local.labels, "posture local"]
     alone = table[table["label"] == "posture public"].iloc[0]
     assert (alone["reason"], math.isnan(alone["yi"])) == ("one site: nothing was pooled", True)
-    assert "Difference between groups (posture): Q = " in table.iloc[-1]["reason"]
+    assert "Difference between groups (posture), one common τ²: F = " in table.iloc[-1]["reason"]
     unknown = forest_table(result, groups=subgroups(result, {"Aachen": "local"}))
     assert unknown["row"].tolist()[:3] == ["site", "group", "site"]
 
@@ -372,8 +372,8 @@ def test_each_subgroup_stands_apart_with_its_own_diamond_and_the_test_for_a_diff
         assert drawn[f"site-{i}"].get_xdata()[0] == result.yi[i]
         assert drawn[f"site-{i}"].get_ydata()[0] == pytest.approx(place[label])
     joined = " ".join(text)
-    assert f"Difference between groups (posture): Q = {groups.Q_between:.2f}, df = 2, " in joined
-    assert f"with one common τ²: F = {groups.common.QM:.2f}, df = 2 and 3" in joined
+    assert f"Difference between groups (posture), one common τ²: F = {groups.common.QM:.2f}, df = 2 and 3" in joined
+    assert f"; each group with its own τ² (χ²): Q = {groups.Q_between:.2f}, df = 2, " in joined
     assert {"fixed", "random", "prediction"} <= set(drawn)
 
 
@@ -388,7 +388,7 @@ def test_the_words_of_a_plot_tell_its_groups(result):
     text = describe(result, groups=subgroups(result, LEVELS | {"Freiburg": "public"}), by="posture")
     assert "posture local (3 sites) " in text
     assert "posture public: one site, nothing was pooled" in text
-    assert "Difference between groups (posture): Q = " in text
+    assert "Difference between groups (posture), one common τ²: F = " in text
 
 
 def test_the_sides_of_the_null_line_are_named_under_the_ends_of_the_axis(result):
