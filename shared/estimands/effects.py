@@ -177,6 +177,8 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     'Odds ratio for death, per 10 mmHg of systolic pressure'
     >>> in_words(parse_estimand("logistic(died) ~ sbp/10 + sex"), "sex[male]", known)
     'Odds ratio for death, sex: male against female'
+    >>> in_words(parse_estimand("logistic(died) ~ sbp * sex"), "sbp", known)
+    'Odds ratio for death, per 1 mmHg of systolic pressure, at sex female'
     >>> in_words(parse_estimand("mean(sbp)"), "mean(sbp)", known)
     'Mean systolic pressure (mmHg)'
     """
@@ -191,7 +193,7 @@ def in_words(question: Estimand, term: str, dictionary: Dictionary) -> str:
     if kind in ("mean", "proportion"):
         return f"{'Share with' if kind == 'proportion' else effect} {words.side(question.outcome)}"
     term, _, level = term.partition(" | ")
-    contrast = words.contrast(question, term)
+    contrast = ", ".join(filter(None, (words.contrast(question, term), words.held(question, term))))
     if kind in ("cumhaz", "cuminc"):
         subject = f"{effect} of {words.side(question.event)}"
         if question.competing:
@@ -294,9 +296,33 @@ class _Words:
         amount = " ".join(filter(None, (units or "1", unit)))
         return f"per {amount} of {self.called(name)}"
 
+    def held(self, question: Estimand, term: str) -> str:
+        """Where a term holds that others of its model modify: at their first level, or at 0; blank where none does."""
+        if question.kind not in MODELS or question.kind == "standardised" or term == INTERCEPT:
+            return ""  # a standardised contrast is over everybody's own values
+        own = {_base(part) for part in term.split(":")}
+        whole = [list(map(_base, other.split(":"))) for other in question.terms]
+        others = dict.fromkeys(name for parts in whole if own < set(parts) for name in parts if name not in own)
+        places = []
+        for name in others:
+            column = name[2:-1] if name.startswith("C(") else name
+            levels = getattr(self._columns.get(column), "levels", ())
+            first = levels[0] if levels and (column != name or len(levels) == 2) else 0
+            places.append(f"{self.called(column)} {first}" if column.isidentifier() else f"{column} = 0")
+        return f"at {' and '.join(places)}" if places else ""
+
     def _piece(self, part: str) -> str:
         found = re.fullmatch(r"(?:C\()?(\w+)\)?(?:\[(.+)\])?", part)
         return f"{self.called(found[1])}{f' {found[2]}' if found[2] else ''}" if found else part
+
+
+def _base(part: str) -> str:
+    """A part of a term without its level.
+
+    >>> _base("C(sex)[male]"), _base("sbp")
+    ('C(sex)', 'sbp')
+    """
+    return re.sub(r"\[.*\]$", "", part)
 
 
 def _bare(node: Node) -> str:

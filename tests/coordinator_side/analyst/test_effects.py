@@ -20,8 +20,9 @@ from coordinator.pooling.further.sequential import monitored
 from coordinator.pooling.pool import pool
 from shared.errors import EstimateRefusal
 from shared.estimands.answer import parse_estimand
-from shared.estimands.effects import SCALES, effect_name, shown
+from shared.estimands.effects import SCALES, effect_name, in_words, shown
 from shared.estimands.kinds import Kind, Scale
+from shared.plans.dictionary import Column, Dictionary
 from shared.terminal import plain
 
 QUESTIONS = {
@@ -156,3 +157,49 @@ def test_what_compares_nothing_has_no_p_value_in_any_output_and_what_compares_ha
 def write_csv(lines: list) -> pd.DataFrame:
     """Lines of a table as a file of commas holds them."""
     return pd.read_csv(io.StringIO(pd.DataFrame(lines).to_csv(index=False)))
+
+
+@pytest.mark.parametrize(
+    ("question", "term", "words"),
+    [
+        ("cox(time, died) ~ arm * C(sex)", "arm", "Hazard ratio for death, arm: 1 against 0, at sex female"),
+        (
+            "cox(time, died) ~ arm * C(sex)",
+            "C(sex)[male]",
+            "Hazard ratio for death, sex: male against female, at arm 0",
+        ),
+        ("cox(time, died) ~ arm * C(sex)", "arm:C(sex)[male]", "Hazard ratio for death, arm × sex male"),
+        ("logistic(died) ~ sbp + arm:sbp", "sbp", "Odds ratio for death, per 1 mmHg of pressure, at arm 0"),
+        ("logistic(died) ~ arm * sbp", "arm", "Odds ratio for death, arm: 1 against 0, at pressure 0"),
+        ("logistic(died) ~ arm * log(sbp)", "arm", "Odds ratio for death, arm: 1 against 0, at log(sbp) = 0"),
+        (
+            "logistic(died) ~ arm * C(g) * C(sex)",
+            "arm:C(g)[b]",
+            "Odds ratio for death, arm × grade b, at sex female",
+        ),
+        (
+            "multinomial(g) ~ arm * C(sex)",
+            "arm | b",
+            "Relative odds ratio for grade b against a, arm: 1 against 0, at sex female",
+        ),
+        ("logistic(died) ~ arm + C(sex)", "arm", "Odds ratio for death, arm: 1 against 0"),
+        ("logistic(died) ~ arm * sex", "intercept", "Odds for death"),
+        (
+            "standardised(died ~ arm * sex, of = arm, contrast = RD)",
+            "arm",
+            "Standardised risk difference for death, arm: 1 against 0",
+        ),
+    ],
+)
+def test_a_coefficient_that_others_modify_says_where_it_holds(question, term, words):
+    """Of `arm * C(sex)` the coefficient of arm is of women alone; its title was that of everybody."""
+    columns = (
+        Column(name="sbp", kind="continuous", label="pressure", unit="mmHg", lower=50, upper=300),
+        Column(name="sex", kind="binary", levels=("female", "male")),
+        Column(name="arm", kind="binary", levels=("0", "1")),
+        Column(name="g", kind="nominal", label="grade", levels=("a", "b", "c")),
+        Column(name="died", kind="event", label="death"),
+        Column(name="time", kind="continuous", unit="years", lower=0, upper=9),
+    )
+    known = Dictionary(name="d", version=1, columns=columns)
+    assert in_words(parse_estimand(question), term, known) == words
