@@ -41,12 +41,12 @@ from shared.mechanisms.tables.noise import Attribute, CountTables
 from shared.plans.dictionary import NUMERIC, Dictionary
 from shared.plans.encoding import typed
 
-__all__ = ["LatentClasses", "consistent", "fit"]
+__all__ = ["CLASSES", "WEIGHT", "CountLoss", "LatentClasses", "consistent", "fit"]
 
 Array = NDArray[np.float64]
 
 CLASSES = 12
-_RIDGE, _ROUGH, _CURVED, _LEVEL, _WEIGHT = 3.0, 1.5, 0.7, 6.0, 1.5
+_RIDGE, _ROUGH, _CURVED, _LEVEL, WEIGHT = 3.0, 1.5, 0.7, 6.0, 1.5
 """Standard deviations of the prior: a deviation D, its step between neighbours, the second difference of the common
 profile, the common profile itself, and the classes' log weights."""
 _STEPS = 300
@@ -178,7 +178,7 @@ def consistent(tables: CountTables, counts: Sequence[NDArray[np.int64]], n: int)
     return margins, out
 
 
-class _CountLoss:
+class CountLoss:
     """The loss of parameters and its gradient.
 
     θ is the (H,) log weights, the (d,) common profile and the (H, d) deviations, one after the other.
@@ -222,6 +222,7 @@ class _CountLoss:
         self.weight[first, second], self.weight[second, first] = weight, weight.T
 
     def split(self, theta: Array) -> tuple[Array, Array, Array]:
+        """(H,) log weights, (d,) common profile, (H, d) deviations."""
         h, d = self.h, self.d
         return theta[:h], theta[h : h + d], theta[h + d :].reshape(h, d)
 
@@ -236,6 +237,7 @@ class _CountLoss:
         return w / w.sum(), raised / totals[:, self.attribute]
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
+        """Loss and gradient."""
         logs, common, deviations = self.split(theta)
         w, p = self.model(theta)
         gap = p.T @ (p * w[:, None]) - self.target
@@ -249,21 +251,26 @@ class _CountLoss:
         inner = by_p * p
         by_lifted = inner - p * np.add.reduceat(inner, self.at[:-1], axis=1)[:, self.attribute]
         prior_d, prior_b = deviations @ self.deviation, self.common @ common
-        loss += 0.5 * (float(np.vdot(prior_d, deviations)) + float(prior_b @ common) + float(logs @ logs) / _WEIGHT**2)
+        loss += 0.5 * (float(np.vdot(prior_d, deviations)) + float(prior_b @ common) + float(logs @ logs) / WEIGHT**2)
         gradient = np.concatenate(
             [
-                w * (by_w - w @ by_w) + logs / _WEIGHT**2,
+                w * (by_w - w @ by_w) + logs / WEIGHT**2,
                 by_lifted.sum(axis=0) + prior_b,
                 (by_lifted + prior_d).ravel(),
             ]
         )
         return loss, gradient
 
-    def start(self) -> Array:
-        """Classes spread along the leading directions in which the released tables depart from independence."""
+    def start(self, apart: Array | None = None) -> Array:
+        """Classes spread along the leading directions in which the released tables depart from independence.
+
+        Args:
+            apart: (d, d) what the tables would be without an association; the products of the margins if left out.
+        """
+        apart = np.outer(self.margin, self.margin) if apart is None else apart
         rng = np.random.default_rng(0)  # public: where the search begins
         scale = np.sqrt(np.maximum(self.margin, 1 / (4 * self.d)))
-        departure = np.where(self.weight > 0, self.target - np.outer(self.margin, self.margin), 0.0)
+        departure = np.where(self.weight > 0, self.target - apart, 0.0)
         values, vectors = np.linalg.eigh(departure / np.outer(scale, scale))
         leading = min(4, self.h - 1)
         loads = np.sqrt(np.maximum(values[-leading:], 0.01)) * vectors[:, -leading:] / scale[:, None] if leading else 0
@@ -320,7 +327,7 @@ def fit(
     if min(n, classes, releases) < 1:
         raise ParameterError("n, classes and releases must be at least 1", given=f"{n}, {classes}, {releases}")
     variance = releases * tables.sigma**2
-    problem = _CountLoss(tables, counts, n, variance, classes)
+    problem = CountLoss(tables, counts, n, variance, classes)
     begin = problem.start() if start is None else start
     found = optimize.minimize(
         problem, begin, jac=True, method="L-BFGS-B", options={"maxiter": _STEPS, "maxcor": 20, "ftol": 1e-9}

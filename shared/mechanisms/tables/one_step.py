@@ -209,22 +209,24 @@ def draw(
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
     most_rows: int = MOST_ROWS,
+    hiding: float | None = None,
     **origin: Unpack[Origin],
 ) -> Drawn:
     """Answers of synthetic tables of a model, and the steps from them to the released counts.
 
     Args:
         most_rows: of one table.
+        hiding: variance of the noise on a share of persons, for which g is damped; the release's own if left out.
         The others: as of `answer`.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
-    rows = min(released.n, most_rows)
+    rows = most_rows if hiding is not None else min(released.n, most_rows)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
     pushes = influences(question, tables, each[0], levels or {})
-    moves = [*map(_TableStep(released, tables, dictionary), pushes)] if pushes else []
+    moves = [*map(_TableStep(released, tables, dictionary, hiding), pushes)] if pushes else []
     return Drawn(each=each, rows=rows, moves=moves)
 
 
@@ -394,7 +396,13 @@ class TableMove:
 class _TableStep:
     """From influence functions on synthetic rows to steps: the rows' cells in every table, once for all terms."""
 
-    def __init__(self, released: Released, tables: Sequence[pd.DataFrame], dictionary: Dictionary) -> None:
+    def __init__(
+        self,
+        released: Released,
+        tables: Sequence[pd.DataFrame],
+        dictionary: Dictionary,
+        hiding: float | None = None,
+    ) -> None:
         columns = [column for one in released.tables.attributes for column in one.columns]
         canonical = pd.DataFrame(
             {
@@ -414,9 +422,10 @@ class _TableStep:
         counted = np.concatenate([np.ravel(count) for count in released.counts])
         self.gap = counted / released.n - np.asarray(self.cells.sum(axis=0)).ravel() / self.rows
         self.noise = released.variance / released.n**2
+        self.hiding = self.noise if hiding is None else hiding
 
     def __call__(self, phi: Array) -> TableMove:
-        damp = math.sqrt(self.noise * self.rows) / MODEL_ERROR
+        damp = math.sqrt(self.hiding * self.rows) / MODEL_ERROR
         g = self._solved(phi, damp)
         near = self.cells @ g
         reach = near if damp < 1 else self.cells @ self._solved(phi, 1.0)

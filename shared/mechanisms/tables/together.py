@@ -15,6 +15,11 @@ the step of the sum, and each site by itself has more noise than it would alone.
 
 where step is the mean over the sites. What the model lacks it lacks at every site: no further site makes it smaller.
 
+Where sites lie apart in two columns at once that are asked about, a model of the sum takes what is between sites for
+what is within them, and g has the centre of nobody. There each site has a model of its own margins, whose classes are
+everybody's (`shared.mechanisms.tables.apart`), and a g found on its own rows, damped for the noise of all counts. What
+the model lacks stays common.
+
 A site with more persons than all others together would decide by itself how those are read, and whether at all; what it
 says of its persons nobody can check. It is left out, and answers for itself (`shared.mechanisms.base.balanced`).
 """
@@ -28,13 +33,16 @@ import numpy as np
 
 from shared.estimands.answer import Estimand, Estimate, Origin
 from shared.mechanisms.base import balanced
+from shared.mechanisms.tables.apart import between, fitted_apart
 from shared.mechanisms.tables.coarse import coarse, unspread
 from shared.mechanisms.tables.latent_class import consistent
-from shared.mechanisms.tables.one_step import Released, combined, correlated, draw, draw_along, fitted
+from shared.mechanisms.tables.one_step import Drawn, Released, combined, correlated, draw, draw_along, fitted
 from shared.plans.dictionary import Dictionary
 
-__all__ = ["summed", "together"]
+__all__ = ["APART", "summed", "together"]
 
+APART = 0.02
+"""Larger correlation between the sites alone, of two columns that are asked about: they are not read as if alike."""
 _ROWS, _OWN_ROWS = 10_000, 2_000
 """Most rows of one synthetic table: of everybody's, on which g is found, and of a site's."""
 
@@ -75,17 +83,10 @@ def together(
         return {}
     everybody = summed(list(sites.values()))
     hides = unspread(question, coarse(everybody.tables, everybody.counts, everybody.n, everybody.variance))
-    model = fitted(everybody)
-    origin = next(iter(origins.values()))
-    along = draw(everybody, model, dictionary, question, levels=levels, most_rows=_ROWS, **origin).moves
-    if not along:
+    apart = between(list(sites.values()), everybody, question.columns) > APART
+    drawn = (_apart if apart else _alike)(sites, everybody, dictionary, question, levels, origins)
+    if not drawn:
         return {}
-    drawn = {}
-    for site, released in sites.items():
-        margins, _ = consistent(released.tables, released.counts, released.n)
-        own = model.among([margin / released.n for margin in margins], released.n)
-        how: dict[str, Any] = {"levels": levels, "most_rows": _OWN_ROWS}
-        drawn[site] = draw_along(released, own, dictionary, question, along, **how, **origins[site])
     share = np.array([released.n for released in sites.values()]) / everybody.n
     steps = share @ [[move.by for move in one.moves] for one in drawn.values()]
     return {
@@ -96,3 +97,54 @@ def together(
         )
         for site, one in drawn.items()
     }
+
+
+def _alike(
+    sites: Mapping[str, Released],
+    everybody: Released,
+    dictionary: Dictionary,
+    question: Estimand,
+    levels: Mapping[str, Sequence[Any]],
+    origins: Mapping[str, Origin],
+) -> dict[str, Drawn]:
+    """Answers from one model of the sum, with each site's margins, and one g; none without an influence function.
+
+    Args:
+        everybody: the sum of the sites' counts. The others: as of `together`.
+    Raises: EstimateRefusal, as `answer` of one site.
+    """
+    model = fitted(everybody)
+    origin = next(iter(origins.values()))
+    along = draw(everybody, model, dictionary, question, levels=levels, most_rows=_ROWS, **origin).moves
+    drawn = {}
+    for site, released in sites.items() if along else ():
+        margins, _ = consistent(released.tables, released.counts, released.n)
+        own = model.among([margin / released.n for margin in margins], released.n)
+        how: dict[str, Any] = {"levels": levels, "most_rows": _OWN_ROWS}
+        drawn[site] = draw_along(released, own, dictionary, question, along, **how, **origins[site])
+    return drawn
+
+
+def _apart(
+    sites: Mapping[str, Released],
+    everybody: Released,
+    dictionary: Dictionary,
+    question: Estimand,
+    levels: Mapping[str, Sequence[Any]],
+    origins: Mapping[str, Origin],
+) -> dict[str, Drawn]:
+    """Answers from each site's model of `fitted_apart`, and a g of its own; none without an influence function.
+
+    Args:
+        everybody: the sum of the sites' counts. The others: as of `together`.
+    Raises: EstimateRefusal, as `answer` of one site.
+    """
+    models = fitted_apart(list(sites.values()), everybody)
+    hiding = everybody.variance / everybody.n**2
+    drawn = {}
+    for (site, released), model in zip(sites.items(), models, strict=True):
+        how: dict[str, Any] = {"levels": levels, "most_rows": _ROWS, "hiding": hiding}
+        drawn[site] = draw(released, model, dictionary, question, **how, **origins[site])
+        if not drawn[site].moves:
+            return {}
+    return drawn

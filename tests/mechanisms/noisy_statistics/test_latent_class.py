@@ -113,10 +113,10 @@ def test_consistent_tables_share_their_margins_and_no_margin_is_negative():
 def test_the_gradient_is_that_of_the_loss():
     from scipy.optimize import check_grad
 
-    from shared.mechanisms.tables.latent_class import _CountLoss
+    from shared.mechanisms.tables.latent_class import CountLoss
 
     given = released(400, 5.0)
-    problem = _CountLoss(given.tables, given.counts, given.n, 25.0, 3)
+    problem = CountLoss(given.tables, given.counts, given.n, 25.0, 3)
     theta = problem.start() + 0.1 * np.random.default_rng(2).standard_normal(len(problem.start()))
     size = np.linalg.norm(problem(theta)[1])
     assert check_grad(lambda t: problem(t)[0], lambda t: problem(t)[1], theta) < 1e-4 * size
