@@ -76,6 +76,9 @@ APART = {row: f"zoo_apart_{row}" for row in PARTS}
 TRIED = {"covariates": "zoo_apart_covariates_tuning"}
 """The same of a world to try it on, where that is shown, too."""
 
+MENDED = {"centres": {"tables": "zoo_apart_centres_tables"}}
+"""Row to mechanisms that were measured once more after a change, and the record of that."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -167,11 +170,36 @@ def _words(name: str, of: Mapping[str, Any]) -> str:
     return "" if value == of.get("asked") else f"`{value}`"
 
 
+def _cells(row: str, name: str = "") -> list[dict[str, Any]]:
+    """Of a row's record, or of another of its; of a mechanism that was measured once more, those in their place."""
+    cells = list((zoo_page.results(name or APART[row]) or {"cells": []})["cells"])
+    for mechanism, file in ({} if name else MENDED.get(row, {})).items():
+        if record := zoo_page.results(file):
+            at = next((k for k, one in enumerate(cells) if one["mechanism"] == mechanism), len(cells))
+            before = [one for one in cells[:at] if one["mechanism"] != mechanism]
+            cells = [*before, *record["cells"], *(one for one in cells[at:] if one["mechanism"] != mechanism)]
+    return cells
+
+
+def _mended(row: str) -> str:
+    """Which mechanisms were measured once more, and what their answers were before; blank where none was."""
+    said = ""
+    for mechanism, file in MENDED.get(row, {}).items():
+        before = [one for one in (zoo_page.results(APART[row]) or {"cells": []})["cells"] if zoo_page.results(file)]
+        terms = [spread(line) for one in before if one["mechanism"] == mechanism for line in one["terms"].values()]
+        if terms:
+            whole = Group({}, 0, terms)
+            said += (
+                f"What stands here of {MECHANISMS[mechanism]} was measured once more after a change, on the same "
+                f"patients (`{file}.json`): before it {whole.right} of {whole.answered} held.\n"
+            )
+    return said
+
+
 def _groups(row: str, name: str = "") -> list[Group]:
     """Of a row's record, or of another of its, by lines and columns of its table; none where it was not measured."""
-    record = zoo_page.results(name or APART[row])
     found: dict[tuple[Any, ...], tuple[dict[str, Any], list[dict[str, float]]]] = {}
-    for one in (record or {"cells": []})["cells"]:
+    for one in _cells(row, name):
         for term, line in one["terms"].items():
             cell = {**one, "term": term}
             of = {name: cell[name] for name in (*PARTS[row].lines, PARTS[row].across)}
@@ -267,7 +295,7 @@ def section() -> str:
     parts = []
     for row, part in PARTS.items():
         if groups := _groups(row):
-            parts += [f"### {part.title}\n", ASKED[row] + _world(APART[row]), *_shown(row, groups)]
+            parts += [f"### {part.title}\n", ASKED[row] + _world(APART[row]) + _mended(row), *_shown(row, groups)]
         if tried := _groups(row, TRIED[row]) if row in TRIED else []:
             parts += [TO_TRY + _world(TRIED[row]), *_shown(row, tried)]
     return "\n".join([HEAD, *parts]) if parts else ""
@@ -283,9 +311,8 @@ def targets() -> list[list[str]]:
     """Of each row and mechanism the cell that holds least often, as a line of the table of targets."""
     rows = []
     for row, part in PARTS.items():
-        record = zoo_page.results(APART[row])
         groups = _groups(row)
-        for mechanism in dict.fromkeys(one["mechanism"] for one in (record or {"cells": []})["cells"]):
+        for mechanism in dict.fromkeys(one["mechanism"] for one in _cells(row)):
             own = [g for g in groups if g.answered and g.of.get("mechanism", mechanism) == mechanism]
             if own:
                 one = min(own, key=lambda group: group.held)

@@ -158,3 +158,15 @@ def test_a_cell_that_holds_too_seldom_is_named_also_where_its_line_is_right(monk
     assert (
         "- noisy tables, ε = 1, `load/10`, K = 4: 50.0 (25 to 75) % of 12 hold, a caution stands by 6 of 6.\n" in page
     )
+
+
+def test_a_mechanism_that_was_measured_once_more_stands_with_those_answers_and_says_what_was_before(monkeypatch):
+    records = {
+        "zoo_apart_centres": {"draws": 12, "cells": [cell(0.25)]},
+        "zoo_apart_centres_tables": {"draws": 12, "cells": [cell(1.0)]},
+    }
+    monkeypatch.setattr(zoo_page, "results", records.get)
+    page = zoo_apart_page.section()
+    assert "| noisy tables | ε = 1 | `load/10` | 12 of 12; 3.0; 0 of 0; 0 of 12 |" in page
+    assert "(`zoo_apart_centres_tables.json`): before it 3 of 12 held.\n" in page
+    assert [line[2] for line in zoo_apart_page.targets()] == ["100.0 (76 to 100)"]

@@ -9,10 +9,12 @@ import pytest
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
 from shared.estimands.answer import estimate, parse_estimand
+from shared.mechanisms.tables import together as sites_together
+from shared.mechanisms.tables.apart import between, fitted_apart
 from shared.mechanisms.tables.latent_class import consistent, fit
 from shared.mechanisms.tables.noise import CountTables, Zero, attributes
 from shared.mechanisms.tables.one_step import Released, answer, fitted
-from shared.mechanisms.tables.together import summed, together
+from shared.mechanisms.tables.together import APART, summed, together
 from shared.plans.dictionary import Column, Dictionary
 
 DOSED = Dictionary(
@@ -137,3 +139,63 @@ def test_what_a_site_alone_may_lack_of_an_effect_is_common_and_of_a_mean_is_its_
     for text, common in (("logistic(ill) ~ dose + age", True), ("mean(dose)", False), ("proportion(ill)", False)):
         rows = answer(released_, fitted(released_), DOSED, parse_estimand(text), **origin)
         assert {row.vi_common > 0 for row in rows} == {common}, text
+
+
+MODEL = parse_estimand("ols(reply) ~ dose + age")
+REPLIES = Dictionary(
+    name="replies",
+    version=1,
+    columns=(
+        *DOSED.columns[:2],
+        Column(name="reply", kind="continuous", lower=-6, upper=6, decimals=2),
+    ),
+)
+
+
+def lying_apart(k: int) -> pd.DataFrame:
+    """Patients of one of two sorts of sites: who gives more also sees worse replies, and more dose does good."""
+    rng, at = np.random.default_rng(500 + k), 1.2 if k % 2 else -1.2
+    dose, age, rest = rng.standard_normal((3, N))
+    reply = 0.5 * dose + 0.3 * age - 1.5 * at + 0.8 * rest
+    table = pd.DataFrame({"dose": 0.8 * dose + at, "age": age, "reply": reply})
+    return table.clip([-3.9, -3.9, -5.9], [3.9, 3.9, 5.9], axis=1)
+
+
+@pytest.fixture(scope="module")
+def far() -> dict[str, tuple[pd.DataFrame, Released]]:
+    tables = CountTables(attributes=attributes(REPLIES), sigma=4.0)
+    made = {}
+    for k in range(6):
+        one = lying_apart(k)
+        made[f"s{k}"] = (one, Released(tables=tables, counts=tuple(tables.release(one, seeded_rng(k))), n=N))
+    return made
+
+
+def test_what_lies_between_sites_is_not_read_as_an_association_within_them(far, monkeypatch):
+    origins = {site: {"study": "mini", "site": site, "wave": 1} for site in far}
+    truly = pooled({site: estimate(one, MODEL, **origins[site]) for site, (one, _) in far.items()})
+    given = {site: one for site, (_, one) in far.items()}
+    found = pooled(together(given, REPLIES, MODEL, levels={}, origins=origins))
+    assert found.ci_lb <= truly.beta <= found.ci_ub
+    assert found.ci_lb > 0
+    monkeypatch.setattr(sites_together, "APART", 1.0)
+    alike = pooled(together(given, REPLIES, MODEL, levels={}, origins=origins))
+    assert alike.ci_ub < truly.beta
+
+
+def test_sites_that_lie_apart_are_told_from_others_by_the_columns_that_are_asked_about(sites, far):
+    near, apart = ([one for _, one in several.values()] for several in (sites, far))
+    assert between(near, summed(near), QUESTION.columns) < APART / 2
+    assert between(apart, summed(apart), MODEL.columns) > 0.5
+    assert between(apart, summed(apart), ("age", "reply")) < 0.1  # noise and chance of six sites
+    assert between(apart, summed(apart), ("dose",)) == 0
+
+
+def test_models_of_sites_have_their_margins_and_one_set_of_classes(far):
+    each = [one for _, one in far.values()]
+    models = fitted_apart(each, summed(each))
+    for one, model in zip(each, models, strict=True):
+        margins, _ = consistent(one.tables, one.counts, one.n)
+        for a, margin in enumerate(margins):
+            assert abs(model.weights @ model.profile(a) - margin / N).max() < 0.02
+    assert all((model.weights == models[0].weights).all() for model in models)
