@@ -96,6 +96,7 @@ LATENTS = "site_agent/models/latent_space.py"
 LATENT_FIT = "site_agent/models/latent_fit.py"
 NETWORKS = "shared/mechanisms/grand/counts.py"
 TABLES = "shared/mechanisms/tables/noise.py"
+TABLES_TOGETHER = "shared/mechanisms/tables/together.py"
 SLICING = "shared/mechanisms/slicing/noise.py"
 SLICING_PLAN = "shared/mechanisms/slicing/plan.py"
 DRAWING = "site_agent/release/drawing.py"
@@ -118,6 +119,7 @@ AT_SITES = "site_agent/training/federation.py"
 AT_HUB = "coordinator/training/strategies.py"
 
 FIGURE = "test_shipped_noise.py::test_every_released_figure_carries_the_very_value_that_the_sampler_handed_out"
+BETWEEN_SITES = "test_tables_together.py::test_what_lies_between_sites_is_not_read_as_an_association_within_them"
 ASKED = "test_shipped_noise.py::test_the_noise_that_is_asked_for_is_what_the_event_is_charged_by"
 MOVED = (
     "test_shipped_noise.py::"
@@ -1133,6 +1135,11 @@ MUTATIONS: tuple[Mutation, ...] = (
         "local: responses true at twice the price",
         (LOCAL, "odds = math.exp(self.epsilon)\n", "odds = math.exp(2 * self.epsilon)\n"),
         tests=[REPORT_ODDS],
+    ),
+    mutation(
+        "tables: sites that lie apart are read as if alike",
+        (TABLES_TOGETHER, "(_apart if apart else _alike)", "(_alike if apart else _alike)"),
+        tests=[BETWEEN_SITES],
     ),
     mutation(
         "tables: one-sided noise",
