@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +113,11 @@ def fitted_apart(sites: Sequence[Released], everybody: Released) -> list[LatentC
         raise EstimateRefusal("the latent classes must have a fit", given="no finite optimum")
     w, p = problem.models(found.x)
     logs, own, deviations = problem.parts(found.x)
-    kinds = {"attributes": everybody.tables.attributes, "weights": w, "zeros": everybody.tables.impossible}
+    kinds: dict[str, Any] = {
+        "attributes": everybody.tables.attributes,
+        "weights": w,
+        "zeros": everybody.tables.impossible,
+    }
     return [
         LatentClasses(**kinds, profiles=p[k], n=one.n, theta=np.concatenate([logs, own[k], deviations.ravel()]))
         for k, one in enumerate(sites)
