@@ -43,8 +43,9 @@ __all__ = ["APART", "summed", "together"]
 
 APART = 0.02
 """Larger correlation between the sites alone, of two columns that are asked about: they are not read as if alike."""
-_ROWS, _OWN_ROWS = 10_000, 2_000
-"""Most rows of one synthetic table: of everybody's, on which g is found, and of a site's."""
+_ROWS, _OWN_ROWS, _ROWS_APART = 10_000, 2_000, 120_000
+"""Most rows of one synthetic table: of everybody's, on which g is found, of a site's, and of all sites' that lie apart,
+each of which finds a g of its own."""
 
 
 def summed(releases: Sequence[Released]) -> Released:
@@ -140,10 +141,10 @@ def _apart(
     Raises: EstimateRefusal, as `answer` of one site.
     """
     models = fitted_apart(list(sites.values()), everybody)
-    hiding = everybody.variance / everybody.n**2
+    hiding, rows = everybody.variance / everybody.n**2, max(_OWN_ROWS, min(_ROWS, _ROWS_APART // len(sites)))
     drawn = {}
     for (site, released), model in zip(sites.items(), models, strict=True):
-        how: dict[str, Any] = {"levels": levels, "most_rows": _ROWS, "hiding": hiding}
+        how: dict[str, Any] = {"levels": levels, "most_rows": rows, "hiding": hiding}
         drawn[site] = draw(released, model, dictionary, question, **how, **origins[site])
         if not drawn[site].moves:
             return {}
