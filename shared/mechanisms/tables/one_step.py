@@ -104,12 +104,15 @@ class Released:
         tables: what was released, and with how much noise each time.
         counts: one array per table.
         releases: how many were added up.
+        hiding: variance of the noise on a share of persons by which a step's g is damped, where it is not these counts'
+            own: of everybody's, at a site that is read with others.
     """
 
     tables: CountTables
     counts: tuple[NDArray[np.int64], ...]
     n: int
     releases: int = 1
+    hiding: float | None = None
 
     def __post_init__(self) -> None:
         if [count.shape for count in self.counts] != [table.shape for table in self.tables.tables]:
@@ -209,24 +212,22 @@ def draw(
     draws: int = DRAWS,
     levels: Mapping[str, Sequence[Any]] | None = None,
     most_rows: int = MOST_ROWS,
-    hiding: float | None = None,
     **origin: Unpack[Origin],
 ) -> Drawn:
     """Answers of synthetic tables of a model, and the steps from them to the released counts.
 
     Args:
-        most_rows: of one table.
-        hiding: variance of the noise on a share of persons, for which g is damped; the release's own if left out.
+        most_rows: of one table; all of them at a site that is read with others.
         The others: as of `answer`.
     Raises: ParameterError (m < 5); EstimateRefusal, as `estimate`.
     """
     if draws < 5:
         raise ParameterError("draws must be at least 5 to be combined", given=f"{draws}")
-    rows = most_rows if hiding is not None else min(released.n, most_rows)
+    rows = most_rows if released.hiding is not None else min(released.n, most_rows)
     tables = synthetic(model, dictionary, draws=draws, rng=np.random.default_rng(_SEED), rows=rows)
     each = [estimate_drawn(table, question, levels=levels, **origin) for table in tables]
     pushes = influences(question, tables, each[0], levels or {})
-    moves = [*map(_TableStep(released, tables, dictionary, hiding), pushes)] if pushes else []
+    moves = [*map(_TableStep(released, tables, dictionary), pushes)] if pushes else []
     return Drawn(each=each, rows=rows, moves=moves)
 
 
@@ -396,13 +397,7 @@ class TableMove:
 class _TableStep:
     """From influence functions on synthetic rows to steps: the rows' cells in every table, once for all terms."""
 
-    def __init__(
-        self,
-        released: Released,
-        tables: Sequence[pd.DataFrame],
-        dictionary: Dictionary,
-        hiding: float | None = None,
-    ) -> None:
+    def __init__(self, released: Released, tables: Sequence[pd.DataFrame], dictionary: Dictionary) -> None:
         columns = [column for one in released.tables.attributes for column in one.columns]
         canonical = pd.DataFrame(
             {
@@ -422,7 +417,7 @@ class _TableStep:
         counted = np.concatenate([np.ravel(count) for count in released.counts])
         self.gap = counted / released.n - np.asarray(self.cells.sum(axis=0)).ravel() / self.rows
         self.noise = released.variance / released.n**2
-        self.hiding = self.noise if hiding is None else hiding
+        self.hiding = self.noise if released.hiding is None else released.hiding
 
     def __call__(self, phi: Array) -> TableMove:
         damp = math.sqrt(self.hiding * self.rows) / MODEL_ERROR

@@ -27,6 +27,7 @@ says of its persons nobody can check. It is left out, and answers for itself (`s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,8 +145,8 @@ def _apart(
     hiding, rows = everybody.variance / everybody.n**2, max(_OWN_ROWS, min(_ROWS, _ROWS_APART // len(sites)))
     drawn = {}
     for (site, released), model in zip(sites.items(), models, strict=True):
-        how: dict[str, Any] = {"levels": levels, "most_rows": rows, "hiding": hiding}
-        drawn[site] = draw(released, model, dictionary, question, **how, **origins[site])
+        own = replace(released, hiding=hiding)
+        drawn[site] = draw(own, model, dictionary, question, levels=levels, most_rows=rows, **origins[site])
         if not drawn[site].moves:
             return {}
     return drawn
