@@ -255,7 +255,8 @@ def test_the_agent_asks_the_hospitals_proxy_for_a_tunnel_as_the_manual_says():
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         program = (
             "import sys; from shared.wire.transport import Client, Credentials; "
-            "from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE, StudiesRequest\n"
+            "from shared.wire.messages import ANALYSIS, ANALYSIS_SERVICE; "
+            "from shared.wire.analyst_messages import StudiesRequest\n"
             "c = Client(address='coordinator.example:8443', server_name='x', credentials=Credentials("
             "ca_pem=sys.argv[1], token='t'), service=ANALYSIS_SERVICE, methods=ANALYSIS)\n"
             "try: c.call('Studies', StudiesRequest(), timeout=5)\nexcept Exception: pass"
