@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,7 @@ from scipy import optimize
 
 from shared.errors import EstimateRefusal
 from shared.mechanisms.tables.latent_class import CLASSES, WEIGHT, CountLoss, LatentClasses, consistent
-
-if TYPE_CHECKING:
-    from shared.mechanisms.tables.one_step import Released
+from shared.mechanisms.tables.one_step import Released
 
 __all__ = ["between", "fitted_apart"]
 
