@@ -55,6 +55,7 @@ def test_every_file_of_figures_is_on_a_page():
         zoo_page.DOUBTS,
         *zoo_apart_page.APART.values(),
         *zoo_apart_page.TRIED.values(),
+        *(name for row in zoo_apart_page.MENDED.values() for name in row.values()),
     }
     assert unread - zoo == set()
 
