@@ -930,7 +930,7 @@ def of_the_manual(server, study, url) -> list[str]:
     page = (ROOT / "docs" / "operators-manual.md").read_text(encoding="utf-8")
     part = page.partition("*A store in PostgreSQL.*\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"(?ms)^```sh\n(.*?)^```", part)
-    before = f"set -eu\nPATH={server.tools}:$PATH\nTRIBUTARY_STORE='{url}'\nexport TRIBUTARY_STORE\n"
+    before = f"set -eu\numask 022\nPATH={server.tools}:$PATH\nTRIBUTARY_STORE='{url}'\nexport TRIBUTARY_STORE\n"
     before += f'coordinator() {{ "{sys.executable}" -m coordinator.cli "$@"; }}\n'
     return [before + text.replace("/var/lib/tributary-coordinator", f"{study.folder}") for text in blocks]
 
@@ -959,6 +959,7 @@ def test_a_coordinator_on_postgresql_is_put_back_by_the_manuals_commands_and_its
     site = study.site
     site.deliver(1)
     run(saving)
+    assert [oct((tmp_path / name).stat().st_mode & 0o777) for name in ("store.dump", "home.tar")] == ["0o600"] * 2
     size = study.hub.store.entries()
     site.deliver(2)
     before, spent, entries = study.waves(), site.spent(), len(site.ledger.entries())
