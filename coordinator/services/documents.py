@@ -35,7 +35,7 @@ def tried(request: QueryRequest, refusal: Refusal) -> dict[str, Any]:
         **how,
         "formula": request.formula[:FORMULA_LETTERS],
         "options": options,
-        "why": str(refusal)[:FORMULA_LETTERS],
+        "why": str(refusal.outside)[:FORMULA_LETTERS],
     }
 
 

@@ -194,7 +194,8 @@ def perform(asked: bytes, bounds: tuple[int, int, float]) -> bytes:
     reply: dict[str, Any]
     try:
         reply = {"gave": _pool().run(said["task"], given, owner="cluster", limits=limits, left=_left())}
-    except Refusal as refusal:
+    except Refusal as caught:
+        refusal = caught.outside
         reply = {"refused": [refusal.code, refusal.must, refusal.given, refusal.next_step]}
     except Failed as failed:
         reply = {"failed": str(failed)}

@@ -137,7 +137,8 @@ def _done(asked: Mapping[str, Any]) -> bytes:
         # What a task needs was loaded before its limit was set, or is loaded within it: there a library that cannot be
         # mapped fails as an import.
         reply = {"over": "memory"}
-    except Refusal as refusal:
+    except Refusal as caught:
+        refusal = caught.outside  # what is this side's own, as the database's place, does not survive as such
         reply = {"refused": [refusal.code, refusal.must, refusal.given, refusal.next_step]}
     except Exception as error:
         reply = {"failed": type(error).__name__}

@@ -37,6 +37,7 @@ from stage.coordinator_side.sandbox import (
     resident,
     sealed_around,
 )
+from stage.processes import workshop
 
 from coordinator.analyst.commands import connect
 from coordinator.services import analysis
@@ -44,6 +45,7 @@ from coordinator.services.collect import ingest
 from coordinator.services.compute import tasks, workers
 from coordinator.services.compute.tasks import ANSWERING, READING
 from coordinator.services.compute.workers import Busy, Ended, Failed, TaskLimits, Workers
+from coordinator.services.documents import tried
 from shared.base.canonical import canonical_json, parse_json, sha256_hex
 from shared.errors import (
     CertificateRefusal,
@@ -53,6 +55,7 @@ from shared.errors import (
     ParameterError,
     Refusal,
     SchemaRefusal,
+    StoreAway,
     TooLarge,
 )
 from shared.releases import bundle as bundles
@@ -272,6 +275,13 @@ def test_a_task_gives_plain_values_a_refusal_or_the_name_of_its_fault(pool):
         pool.run("stage.processes.workshop:refuse", {}, owner="a")
     assert str(refusal.value) == "w must be in [0, 1), got 1.2. Lower w."
     assert refusal.value.next_step == "Lower w."
+    with pytest.raises(StoreAway, match="database must answer") as away:  # analysts hear it: not where the database is
+        pool.run("stage.processes.workshop:away", {}, owner="a")
+    assert "db.internal" not in str(away.value)
+    with pytest.raises(StoreAway) as here:
+        workshop.away({})
+    said = tried(QueryRequest(study="cvd", formula="mean(sbp)"), here.value)["why"]
+    assert said == "the coordinator's database must answer, got no connection to it."
     with pytest.raises(Failed, match="RuntimeError") as failed:
         pool.run("stage.processes.workshop:broken", {}, owner="a")
     assert "212" not in str(failed.value)

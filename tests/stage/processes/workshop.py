@@ -7,7 +7,7 @@ import signal
 import time
 from pathlib import Path
 
-from shared.errors import ParameterError
+from shared.errors import ParameterError, StoreAway
 
 KEPT: list[int] = []
 
@@ -32,6 +32,13 @@ def broken(given):
 
 def refuse(given):
     raise ParameterError("w must be in [0, 1)", given="1.2", next_step="Lower w.")
+
+
+def away(given):
+    """Find the database away, as the store says it to the coordinator's own people."""
+    refusal = StoreAway("the coordinator's database must be reached", given="no connection to db.internal:5432")
+    refusal.place = "db.internal:5432"
+    raise refusal
 
 
 def sleep(given):
