@@ -573,7 +573,7 @@ def _stacked(
         asked = [row for row in naive if row.term == term]
         return with_release_variance(asked, rows, question, draws, levels=levels, copies=copies)[0]
     except Refusal as refusal:
-        return resolving.absent(held.study, ARMS[0], held.wave, term, question, str(refusal).rstrip("."))
+        return resolving.absent(held.study, ARMS[0], held.wave, term, question, resolving.reason_of(refusal))
 
 
 def _notes(

@@ -19,6 +19,7 @@ from coordinator import cli
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.analyst.remote import HarmonisedResult
+from coordinator.answers import harmonise
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
 from coordinator.answers.harmonise import Harmonisation, Known, densities, harmonised
 from coordinator.answers.maps import (
@@ -37,7 +38,7 @@ from coordinator.services.analysis import AnalysisService
 from coordinator.services.analysts import Analyst
 from coordinator.web.workbench.asked_elsewhere import copies
 from shared.base.randomness import seeded_rng
-from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal
+from shared.errors import AccessRefusal, EstimateRefusal, ParameterError, SchemaRefusal, StoreAway
 from shared.mechanisms.densities.plan import DensitiesPlan
 from shared.plans.plan import Budget, StudyPlan
 from shared.wire.transport import Call
@@ -634,6 +635,18 @@ def test_odd_records_of_several_columns_give_finite_maps_within_the_bounds_and_n
         gap = values.copy()
         gap[0, 0] = np.nan
         assert np.isnan(ColumnsMap(both[0], both[1])(gap)[0]).all()
+
+
+def test_a_database_that_goes_meanwhile_is_no_reason_in_an_answer(monkeypatch):
+    """Asked again the question may have its answer; in the document it would stand for good, with the place."""
+
+    def away(*given, **named):
+        raise StoreAway("the coordinator's database must be reached", given="no connection to db.internal:5432")
+
+    monkeypatch.setattr(harmonise, "estimate", away)
+    rows = {"a": pd.DataFrame({"sbp": [120.0, 130.0]})}
+    with pytest.raises(StoreAway):
+        harmonise._stacked(None, SimpleNamespace(study="cvd", wave=1), rows, None, "sbp", {})
 
 
 def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
