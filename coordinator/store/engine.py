@@ -86,9 +86,10 @@ class _Absence:
         """The server has answered."""
         if self._seen > -math.inf:
             with self._guard:
-                if self._seen > -math.inf and _log.hasHandlers():
-                    _log.warning("the database answers again, after %.0f seconds", self._seen - self._since)
-                self._since = self._seen = -math.inf
+                seen, self._seen = self._seen, -math.inf  # first: `lasts` reads both without the guard
+                if seen > -math.inf and _log.hasHandlers():
+                    _log.warning("the database answers again, after %.0f seconds", seen - self._since)
+                self._since = -math.inf
 
 
 class Database:
@@ -187,6 +188,10 @@ class Database:
                     done = work(connection)
                 self._absence.ended()
                 return done
+            except Refusal as refusal:
+                if not isinstance(refusal, StoreAway):  # of what it has read; an idle connection alone proves nothing
+                    self._absence.ended()
+                raise
             except DBAPIError as error:
                 if not _away(error) or self._absence.seconds(time.monotonic()) > patience:
                     raise storage_refusal(error, self._engine.url) from None

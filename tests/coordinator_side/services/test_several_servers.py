@@ -23,7 +23,7 @@ from coordinator.store import engine
 from coordinator.store import schema as db
 from coordinator.store.engine import Database, append_entry
 from coordinator.store.verify import verify_log
-from shared.errors import LockedRefusal, StorageRefusal, StoreAway
+from shared.errors import LockedRefusal, PlanRefusal, Refusal, StorageRefusal, StoreAway
 from shared.wire.site_messages import Acceptance
 from shared.wire.transport import CallLimits
 
@@ -177,6 +177,24 @@ def test_of_an_outage_that_lasts_one_caller_at_a_time_tries_and_an_earlier_one_i
     assert not gone.lasts(122.0)
     assert gone.seconds(123.0) == 0.0
     assert gone.seconds(123.0 + engine.RESTART + engine.LONGEST_WAIT + 1) == 0.0, "nobody has asked for long"
+
+
+def test_a_reading_whose_work_refuses_has_found_the_database_there_all_the_same(tmp_path):
+    base = Database(f"sqlite:///{tmp_path / 'store.db'}", tmp_path)
+
+    def refusing(refusal: Refusal) -> Callable[[sa.Connection], None]:
+        def work(c: sa.Connection) -> None:
+            raise refusal
+
+        return work
+
+    for refusal, lasts in ((StoreAway("the database must answer"), True), (PlanRefusal("no such study"), False)):
+        now = time.monotonic()
+        base._absence._since, base._absence._seen = now - engine.RESTART - 2.0, now
+        with pytest.raises(type(refusal)):
+            base.read(refusing(refusal))
+        assert base._absence.lasts(now) == lasts
+    base.close()
 
 
 def test_a_database_that_stays_away_is_a_refusal_in_the_end(hub, postgres, monkeypatch):
