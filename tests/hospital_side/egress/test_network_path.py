@@ -24,7 +24,7 @@ from stage.hospital_side.site_desk import certificate
 from stage.processes.nginx import STREAM
 
 from coordinator.config import CoordinatorConfig
-from shared.errors import CertificateRefusal, NetworkRefusal
+from shared.errors import CertificateRefusal, NetworkRefusal, StoreAway
 from shared.wire.site_messages import StudyRequest
 from shared.wire.transport import CallLimits
 from site_agent.show.network_path import proxy_for, walk
@@ -214,7 +214,7 @@ def test_the_proxy_that_is_looked_at_is_the_one_that_grpc_asks():
 
 # -- before the coordinator's port ------------------------------------------------------------------------------------
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed")
-def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains(tmp_path, plan):
+def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains(tmp_path, plan, monkeypatch):
     hub = Hub(tmp_path / "hub", plan, "north")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -234,6 +234,15 @@ def test_haproxy_as_we_ship_it_passes_mutual_tls_and_sends_nothing_to_who_drains
             with hub.client("north") as client:
                 client.call("Status", StudyRequest(study=plan.study), timeout=20)
             assert walk(f"127.0.0.1:{front}", [hub.authority.ca_pem], {}).step == "way"
+
+            def away() -> None:
+                raise StoreAway("the coordinator's database must answer")
+
+            monkeypatch.setitem(server.monitor._readiness._checks, "store", away)
+            assert until(lambda: not server.monitor._readiness.ready)
+            time.sleep(1.0)  # haproxy has asked ten times
+            with hub.client("north") as client:  # it is the coordinator that says what is wrong
+                client.call("Status", StudyRequest(study=plan.study), timeout=20)
             server.drain()
 
             def refused() -> bool:
