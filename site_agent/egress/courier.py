@@ -121,7 +121,6 @@ class Courier:
         Raises: AwaitsCourier.
         """
         with self._state() as state:
-            state.pop("offered", None)
             self._ask(state, "Offer", wire.encode(offer))
         raise _awaits()
 
