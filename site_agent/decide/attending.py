@@ -270,7 +270,7 @@ class AgentRound:
 
         Raises: NetworkRefusal.
         """
-        answers, replies = {}, self.desk.replies
+        answers, replies, settlements = {}, self.desk.replies, list[reconciliation.Settled]()
         before = len(replies.restorations()) if replies is not None else 0
         # Also of what this site has left, or was taken out of: what was withdrawn then must not be shown again.
         for study in sorted({hold.study for hold in self.desk.ledger.holds()}):
@@ -287,6 +287,7 @@ class AgentRound:
                     continue
                 with self.desk.locked():
                     settled = reconciliation.settle(self.desk, egress, study, answer)
+                    settlements.append(settled)
             except NetworkRefusal:
                 raise
             except Refusal as refusal:
@@ -303,6 +304,8 @@ class AgentRound:
                 )
                 code = "" if ended else IntegrityRefusal.code
                 self._report(study, one.what, wave=one.wave, detail=detail, code=code)
+        for settled in settlements:  # every study has been asked
+            settled.require_carried()
         answers = {study: answer for study, answer in answers.items() if study in studies}
         if self.dry_run or not answers or reconciliation.looked(self.desk, self.now.today):
             return

@@ -13,7 +13,7 @@ in it as this site signed it.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,6 +64,7 @@ MISSING, SHOWN, HIDDEN, APART, UNKEPT, UNPROVEN, FORGOTTEN = (
     "accepted by the coordinator, not delivered by the ledger",
 )
 MENDED = (MISSING, SHOWN, UNKEPT, FORGOTTEN)
+ARRIVED = (UNKEPT, FORGOTTEN)  # the coordinator has these: only its word is wanted
 LOOK_FILE = "watch.json"
 
 
@@ -100,11 +101,24 @@ class Discrepancy:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """Outcome of `settle`: what was mended, what was not, and whether the coordinator had forgotten heads."""
+    """Outcome of `settle`.
+
+    Args:
+        mended, left: what was mended, and what was not.
+        proven: whether the coordinator had forgotten heads.
+        awaits: what a courier carries from now on, each with the refusal that says so.
+    """
 
     mended: tuple[Discrepancy, ...]
     left: tuple[Discrepancy, ...]
     proven: bool = False
+    awaits: tuple[tuple[Discrepancy, AwaitsCourier], ...] = ()
+
+    def require_carried(self, *, but: Collection[str] = ()) -> None:
+        """Refuse while something is with the courier, except for the kinds `but`. Raises: AwaitsCourier."""
+        for one, refusal in self.awaits:
+            if one.what not in but:
+                raise refusal
 
 
 # -- comparing ------------------------------------------------------------------------------------------------------
@@ -200,7 +214,7 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
         # An older coordinator takes what it does not have as new; one that ended this site's part takes nothing more.
         with suppress(UnknownMethod, RoleRefusal):
             egress.report_gap(study, known)
-    mended, left = list[Discrepancy](), list[Discrepancy]()
+    mended, left, awaits = list[Discrepancy](), list[Discrepancy](), list[tuple[Discrepancy, AwaitsCourier]]()
     # Withdrawals first, the last release's first: under ``frozen`` a later one holds the rows of an earlier one.
     for one in [one for one in reversed(found) if one.what == SHOWN] + [one for one in found if one.what != SHOWN]:
         if one.what not in MENDED:
@@ -209,6 +223,8 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
         try:
             _mend(desk, egress, one, answer)
             mended.append(one)
+        except AwaitsCourier as refusal:  # what is asked of one holds up no other
+            awaits.append((one, refusal))
         except (NetworkRefusal, LockedRefusal):
             raise
         except Refusal as refusal:
@@ -216,7 +232,7 @@ def settle(desk: Witnesses, egress: Egress, study: str, answer: Holdings) -> Set
     before = last_look(desk).get("left", {})
     if before.get(study, []) != [asdict(one) for one in left]:
         _note(desk, left={**before, study: [asdict(one) for one in left]})
-    return Settled(mended=tuple(mended), left=tuple(left), proven=proven)
+    return Settled(mended=tuple(mended), left=tuple(left), proven=proven, awaits=tuple(awaits))
 
 
 def _require_one_history(desk: Witnesses, egress: Egress) -> None:

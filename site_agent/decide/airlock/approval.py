@@ -204,7 +204,9 @@ def resend(desk: Desk, study: str, *, dry_run: bool = False) -> reconciliation.S
         if dry_run:
             return reconciliation.Settled(mended=(), left=reconciliation.compare(desk, study, answer))
         with desk.locked():
-            return reconciliation.settle(desk, egress, study, answer)
+            settled = reconciliation.settle(desk, egress, study, answer)
+            settled.require_carried()
+            return settled
 
 
 def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
@@ -217,7 +219,8 @@ def _sent(desk: Desk, hold: Hold, *, today: dt.date, command: str) -> Approved:
             answer = egress.held(hold.study)
             _require_no_old_copy(desk, answer.anchored)
             # What it has forgotten goes first: this release may rest on it.
-            reconciliation.settle(desk, egress, hold.study, answer)
+            settled = reconciliation.settle(desk, egress, hold.study, answer)
+            settled.require_carried(but=reconciliation.ARRIVED)
             if standing is None:
                 acceptance = egress.send(envelope, bundle)
             else:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,13 @@ from stage.hospital_side.recovery import PLAN
 
 from shared.base.canonical import canonical_json, sha256_hex
 from shared.base.keys import Envelope, SigningKey
-from shared.errors import IntegrityRefusal, SchemaRefusal, TooLarge
+from shared.errors import AwaitsCourier, IntegrityRefusal, SchemaRefusal, TooLarge
 from shared.mechanisms.tables.plan import TablesPlan
 from shared.releases import courier
+from shared.wire.site_messages import Chunk, OfferRequest
+from site_agent.decide import reconciliation
 from site_agent.desk import Desk
+from site_agent.egress.courier import Courier
 
 TABLES = dataclasses.replace(PLAN, release=TablesPlan(epsilon=2.0), posture="private")
 ALONE: set[int] = set()
@@ -327,6 +331,46 @@ def test_a_site_put_back_from_a_backup_asks_what_it_had_asked_and_believes_no_ol
     afloat("run", "--once", expect=20)
     assert Desk(afloat.home).ledger.hold(full).state == "delivered"
     assert [one.release_id for one in hub.store.releases()] == [full]
+
+
+def test_an_acknowledgement_that_is_asked_for_leaves_another_calls_offer_in_its_place(tmp_path):
+    line, data = Courier(tmp_path), b"sealed"
+    line.call("Offer", OfferRequest(envelope=b"one"), timeout=1.0)
+    with pytest.raises(AwaitsCourier):
+        line.ask_acknowledgement(OfferRequest(envelope=b"other"))
+    with pytest.raises(AwaitsCourier):
+        line.call("Upload", iter([Chunk(bundle_sha256=sha256_hex(data), offset=0, data=data)]), timeout=1.0)
+    assert (line.waiting(), line.offers()) == (("Offer", "Offer"), (sha256_hex(data),))
+
+
+def test_of_several_forgotten_acknowledgements_each_is_asked_for_and_a_new_release_may_go(monkeypatch):
+    """They come with one post-box; what the coordinator lacks goes before what may rest on it."""
+    what = {"first": reconciliation.UNKEPT, "second": reconciliation.FORGOTTEN}
+    wanted: list[str] = []
+
+    def mend(desk, egress, one, answer):
+        wanted.append(one.release_id)
+        raise AwaitsCourier("the coordinator must have answered by courier")
+
+    def compare(desk, study, answer):
+        return tuple(
+            reconciliation.Discrepancy(study=study, wave=1, release_id=name, what=said) for name, said in what.items()
+        )
+
+    plain = {"_require_one_history": None, "_prove_heads": False, "_stored_acceptances": {}, "last_look": {}}
+    for name, gives in plain.items():
+        monkeypatch.setattr(reconciliation, name, lambda *given, gives=gives: gives)
+    monkeypatch.setattr(reconciliation, "_mend", mend)
+    monkeypatch.setattr(reconciliation, "compare", compare)
+    settled = reconciliation.settle(None, SimpleNamespace(report_gap=lambda *given: None), "mini", None)
+    assert wanted == ["first", "second"]
+    assert (settled.mended, settled.left) == ((), ())
+    settled.require_carried(but=reconciliation.ARRIVED)
+    with pytest.raises(AwaitsCourier):
+        settled.require_carried()
+    what["third"] = reconciliation.SHOWN
+    with pytest.raises(AwaitsCourier):
+        reconciliation.settle(None, None, "mini", None).require_carried(but=reconciliation.ARRIVED)
 
 
 def test_an_acknowledgement_that_a_backup_has_forgotten_comes_with_the_next_post_box(hub):
