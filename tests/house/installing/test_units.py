@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -50,6 +51,29 @@ def test_a_unit_runs_a_verb_that_is_there(name):
     assert {word for word in words if word.startswith("-")} <= known
 
 
+def run_line(line: str, user: str, folder: Path) -> None:
+    """Run a unit's line as systemd does, but for its specifiers, with `folder` in the state folder's place."""
+    words = shlex.split(
+        line.removeprefix("-").replace("%%", "%").replace("$$", "$").replace(f"/var/lib/{user}", f"{folder}")
+    )
+    words = [re.sub(r"/opt/tributary/bin/[\w-]+", f"{folder}/program", word) for word in words]
+    subprocess.run(words, check=True)
+
+
+@pytest.mark.parametrize("name", BACKUPS)
+def test_backups_that_fail_each_night_fill_no_disk_and_leave_the_newest(name, tmp_path):
+    user = unit(name)["Service"]["User"]
+    lines = re.findall(r"(?m)^ExecStartPre=(.*)$", (UNITS / name).read_text(encoding="utf-8"))
+    role, kept = user.removeprefix("tributary-"), tmp_path / "backups"
+    kept.mkdir()
+    for age, made in ((30, "a.backup"), (20, "b.backup"), (1, "c.backup.part"), (0, "d.backup.part")):
+        (kept / f"{role}-{made}").touch()
+        os.utime(kept / f"{role}-{made}", (time.time() - 86_400 * age,) * 2)
+    for line in lines:
+        run_line(line, user, tmp_path)
+    assert {path.name for path in kept.iterdir()} == {f"{role}-b.backup", f"{role}-d.backup.part"}
+
+
 @pytest.mark.parametrize("name", BACKUPS)
 def test_a_backup_is_a_new_file_each_time_and_what_is_old_goes_after_it(name, tmp_path):
     """As systemd has the lines run, but for its specifiers; the program writes what it was given."""
@@ -63,11 +87,7 @@ def test_a_backup_is_a_new_file_each_time_and_what_is_old_goes_after_it(name, tm
         (kept / made).touch()
         os.utime(kept / made, (time.time() - 86_400 * age,) * 2)
     for line in (service["ExecStart"], service["ExecStartPost"]):
-        words = shlex.split(
-            line.replace("%%", "%").replace("$$", "$").replace(f"/var/lib/{service['User']}", f"{tmp_path}")
-        )
-        words = [re.sub(r"/opt/tributary/bin/[\w-]+", f"{tmp_path}/program", word) for word in words]
-        subprocess.run(words, check=True)
+        run_line(line, service["User"], tmp_path)
     [new] = {path.name for path in kept.iterdir()} - {f"{role}-newer.backup", "by-hand.backup"}
     assert re.fullmatch(role + r"-\d{8}T\d{6}Z\.backup", new)
     assert "backup" in (kept / new).read_text().split()
