@@ -154,7 +154,10 @@ def run(app: typer.Typer, *, name: str, argv: Sequence[str] | None = None) -> in
     _complete(name, arguments)
     from shared.terminal.reached import reached, with_home
 
-    arguments = with_home(app, arguments)
+    try:
+        arguments = with_home(app, arguments)
+    except UsageRefusal as refusal:
+        return show_refusal(refusal, as_json="--json" in arguments)
     app = reached(app, arguments)
     try:
         code = (_run_for_a_program if "--json" in arguments else _run)(app, name, arguments)

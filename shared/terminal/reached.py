@@ -8,6 +8,8 @@ from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from shared.errors import UsageRefusal
+
 if TYPE_CHECKING:
     import typer
 
@@ -18,16 +20,23 @@ def with_home(app: typer.Typer, words: Sequence[str]) -> list[str]:
     """The words with ``--home FOLDER`` where the program reads it: one has it before its verbs, another after them.
 
     People who run both write it in either place. What follows a ``--`` is no option and stays.
+    Raises: UsageRefusal (no folder, or two different ones).
     """
     end = words.index("--") if "--" in words else len(words)
-    said: list[str] = []
+    folders: list[str] = []
     left: list[str] = []
     open_ones = iter(words[:end])
     for word in open_ones:
         if word == "--home":
-            said += [word, *([value] if (value := next(open_ones, None)) is not None else [])]
+            folders.append(next(open_ones, ""))
+        elif word.startswith("--home="):
+            folders.append(word.removeprefix("--home="))
         else:
-            (said if word.startswith("--home=") else left).append(word)
+            left.append(word)
+    if any(not folder or folder.startswith("--") for folder in folders) or len(set(folders)) > 1:
+        given = " and ".join(dict.fromkeys(folders)) if all(folders) else "no folder after it"
+        raise UsageRefusal("--home must name one folder", given=given, next_step="Write --home FOLDER once.")
+    said = ["--home", folders[0]] if folders else []
     root = app.registered_callback
     if root is not None and root.callback is not None and "home" in signature(root.callback).parameters:
         return [*said, *left, *words[end:]]

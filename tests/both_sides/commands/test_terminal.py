@@ -218,4 +218,23 @@ def test_what_follows_two_dashes_is_not_taken_for_the_home():
 
     words = ["harmonise", "--", "--home", "x"]
     assert with_home(coordinator.cli.app, words) == with_home(site_agent.cli.app, words) == words
-    assert with_home(coordinator.cli.app, ["sites", "--home"]) == ["--home", "sites"], "refused: it has no value"
+
+
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["sites", "--home"], "no folder after it"),
+        (["--home", "--json", "sites"], "--json"),
+        (["--home", "a", "sites", "--home=b"], "a and b"),
+    ],
+)
+def test_home_that_names_no_folder_or_two_is_refused(argv, given, capsys):
+    """The last of two won without a word, and a verb was taken for the folder."""
+    import coordinator.cli
+    from shared.terminal.reached import with_home
+
+    assert terminal.run(coordinator.cli.app, name="coordinator", argv=argv) == 2
+    shown = capsys.readouterr()
+    assert given in shown.out + shown.err
+    twice = ["--home", "a", "sites", "--home=a"]
+    assert with_home(coordinator.cli.app, twice) == ["--home", "a", "sites"]
