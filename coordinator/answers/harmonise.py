@@ -390,7 +390,7 @@ def _question_about(store: Store, study: str, columns: Sequence[str], estimand: 
     question, _ = resolving.resolve(plan, estimand, lack=lambda name: resolving.lacking(store, study, name))
     if not set(columns) <= set(question.columns):
         raise ParameterError(f"the question must be about the mapped {_columns(columns)}", given=str(question))
-    if question.columns == columns:
+    if len(columns) == 1 and set(question.columns) == set(columns):
         raise EstimateRefusal(
             f"a harmonised question must be about more than {columns[0]}: a map carries a site's distribution of it "
             "onto the reference's, so that every site would answer with the reference's own",

@@ -516,6 +516,14 @@ def test_two_columns_are_mapped_together_with_a_band_and_a_variance_of_their_own
             connection["cvd"].harmonise("chol,chol", to="north", formula="ols(hdl) ~ chol", densities="cvd-pair")
 
 
+@pytest.mark.parametrize("columns", ["chol,hdl", "hdl,chol"])
+def test_columns_are_mapped_together_in_whichever_order_a_question_has_them(hub, columns):
+    by = onto("north", columns, source="cvd-pair", draws=2)
+    seen = harmonised(hub, holding(hub, "cvd"), "ols(hdl) ~ chol/10", by, term="chol")
+    assert {row.site for row in seen.harmonised.estimates} == {"north", "south", "west"}
+    assert [one for one in seen.warnings if one.startswith("The question is about nothing but")]
+
+
 def test_maps_of_private_quantiles_serve_the_same_view(hub):
     by = onto("north", source="cvd-quantiles", draws=3)
     seen = harmonised(hub, holding(hub, "cvd"), "ols(hdl) ~ chol/10", by, term="chol")
