@@ -79,8 +79,14 @@ _LEFT_OUT = {
     "effects are strong or events few, so the pooled answer is drawn towards no effect.",
     "few": "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled "
     "answer may be drawn towards no effect.",
-    "few, difference": "for too few events. Where events are rare a difference is small, so the pooled difference may "
-    "be drawn away from none.",
+    "few, difference": "for too few events. Where events are rare a difference is small, so a pooled difference may "
+    "be drawn away from none, and a probit coefficient towards no effect.",
+    "none, mean": "because they have 0 in every row. The pooled answer is of the other sites: where no value is "
+    "below 0, a mean is drawn up.",
+    "all, mean": "because they have 1 in every row. The pooled answer is of the other sites: where no value is "
+    "above 1, a mean is drawn down.",
+    "all": "because the outcome is 1 in every row there. Where nearly everybody has an event risks hardly differ, "
+    "so a pooled difference or ratio of risks may be drawn away from none.",
     "few, level": "for too few events by the time asked, or none. The pooled answer is of the sites with more, so "
     "survival and its mean are drawn down, incidence and hazard up; at a later time more sites have an answer.",
     "all, level": "because everybody had had the event by the time asked. The pooled answer is of the other sites, so "
@@ -92,7 +98,11 @@ _REASONS = (
     ("separated", re.compile(r"separates? the outcome|all events lie on one side|likelihood has no maximum")),
     ("few, level", re.compile(r"survival at \S+ is 1 |fewer than \d+ events up to")),
     ("all, level", re.compile(r"(survival at \S+ is 0|incidence at \S+ is 1) ")),
+    ("none, mean", re.compile(r"^the column is constant at this site: 0 in every row$")),
+    ("all, mean", re.compile(r"^the column is constant at this site: 1 in every row$")),
+    ("all", re.compile(r"^the outcome is constant at this site: 1 in every row$|^only events in both groups")),
     ("few", re.compile(r"^\d+ events\b.*: too few$|fewer than \d+ events before")),
+    ("few", re.compile(r"^the outcome is constant at this site: 0 |^no events in both groups|^a mean is 0, of no ")),
 )
 """What the reasons of such sites hold (`shared.estimands`)."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shared.errors import ParameterError
 from shared.estimands.design import levels_of
-from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, correlations, few
+from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, correlations, few, one_value
 from shared.estimands.formulas import QuestionRows, parse
 from shared.estimands.groups import membership
 from shared.estimands.kinds import Scale
@@ -32,7 +32,7 @@ def mean(x: Array, floors: LeastRows) -> Answer:
     if len(x) <= max(floors.residual_df, 1):
         return few(len(x), 1, floors)
     if np.ptp(x) == 0:
-        return "the column is constant at this site"
+        return one_value("the column", x)
     return float(x.mean()), float(x.var(ddof=1) / len(x))
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
-from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few, one_value
 from shared.estimands.formulas import (
     CATEGORY,
     Node,
@@ -382,7 +382,7 @@ def too_little(
         return few(len(data.y), parameters, floors)
     least = max(floors.events, terms, 1) if survival else floors.events if kind in RISKS else -np.inf
     if not survival and (data.y == data.y[0]).all():
-        return "the outcome is constant at this site"
+        return one_value("the outcome", data.y)
     if events < least:
         return f"{int(events)} events for {terms} terms: too few"
     if values_ > MOST_CATEGORIES:

@@ -119,3 +119,13 @@ class QuestionResult:
 def few(n: int, parameters: int, floors: LeastRows) -> str:
     """The reason why so few rows are too few; blank where they are enough."""
     return f"{n} complete rows for {parameters} parameters: fewer than {floors.residual_df} residual degrees of freedom"
+
+
+def one_value(what: str, values: Array) -> str:
+    """The reason of values that are all one; of 0 and 1 it says which: a site without an event is not so by chance.
+
+    >>> one_value("the outcome", np.zeros(9)), one_value("the column", np.full(9, 37.5))
+    ('the outcome is constant at this site: 0 in every row', 'the column is constant at this site')
+    """
+    found = float(values[0])
+    return f"{what} is constant at this site" + (f": {found:g} in every row" if found in (0.0, 1.0) else "")

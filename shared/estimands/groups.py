@@ -159,7 +159,8 @@ def membership(
 
 def _ratio(first: tuple[float, float], other: tuple[float, float]) -> Answer:
     if first[0] <= 0 or other[0] <= 0:
-        return "a mean is not positive at this site: its logarithm is not finite"
+        none = (0.0, 0.0) in (first, other)
+        return f"a mean is {'0, of no events,' if none else 'not positive'} at this site: its logarithm is not finite"
     return math.log(other[0] / first[0]), first[1] / first[0] ** 2 + other[1] / other[0] ** 2
 
 

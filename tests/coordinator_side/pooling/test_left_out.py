@@ -57,6 +57,39 @@ def test_sites_without_an_event_or_with_nothing_else_are_left_out_with_their_dir
     assert not any("left out" in one for one in cautions_of("mean(time)", of_site(30), of_site(40), small))
 
 
+@pytest.mark.parametrize(
+    ("question", "direction"),
+    [
+        ("risk_ratio(died) ~ arm", "towards no effect"),
+        ("logistic(died) ~ arm", "towards no effect"),
+        ("poisson(died) ~ arm", "towards no effect"),
+        ("probit(died) ~ arm", "a probit coefficient towards no effect"),
+        ("ols(died) ~ arm", "away from none"),
+        ("standardised(died, of = arm) ~ arm", "away from none"),
+        ("two_by_two(died, measure = OR) ~ arm", "towards no effect"),
+        ("two_by_two(died, measure = RD) ~ arm", "away from none"),
+        ("ratio(died) ~ arm", "towards no effect"),
+        ("mean(died)", "a mean is drawn up"),
+    ],
+)
+def test_sites_without_any_event_are_a_caution_in_every_kind_that_leaves_them_out(question, direction):
+    assert not [one for one in cautions_of(question, of_site(60), of_site(80)) if "left out" in one]
+    said = cautions_of(question, of_site(60), of_site(80), of_site(0), of_site(0))
+    (said,) = (one for one in said if "left out" in one)
+    assert said.startswith("2 of 4 sites are left out")
+    assert direction in said
+
+
+def test_sites_where_everybody_had_the_event_are_a_caution_and_one_value_of_a_measurement_is_none():
+    two = (of_site(60), of_site(80))
+    for question, direction in (("two_by_two(died) ~ arm", "away from none"), ("mean(died)", "mean is drawn down")):
+        (said,) = (one for one in cautions_of(question, *two, of_site(200)) if "left out" in one)
+        assert direction in said
+    for question in ("mean(time)", "ols(time) ~ arm"):
+        same = cautions_of(question, *two, of_site(60).assign(time=37.5))
+        assert not any("left out" in one for one in same)
+
+
 @pytest.mark.parametrize("kind", ["logistic(died)", "poisson(died)", "cox(time, died)", "aft(time, died)"])
 def test_sites_left_out_by_separation_are_a_caution(kind):
     apart = of_site(20, of_arm=0)
