@@ -197,16 +197,18 @@ def left_out(estimates: Sequence[Estimate]) -> list[str]:
     >>> left_out([row])
     []
     """
-    count: dict[str, int] = {}
+    lost: dict[str, set[str]] = {}
     for row in estimates:
         why = next((name for name, reason in _REASONS if reason.search(row.reason)), "")
         if why == "few" and row.scale == "identity":
             why = "few, level" if row.term.startswith("rmst(") else "few, difference"
         if why:
-            count[why] = count.get(why, 0) + 1
+            lost.setdefault(why, set()).add(row.site)
+    of, waves = len({row.site for row in estimates}), len({row.wave for row in estimates}) > 1
     return [
-        f"{n} of {len(estimates)} sites {'are' if n > 1 else 'is'} left out {_LEFT_OUT[why]}"
-        for why, n in count.items()
+        f"{len(sites)} of {of} sites {'are' if len(sites) > 1 else 'is'} left out{' in a wave' if waves else ''} "
+        f"{_LEFT_OUT[why]}"
+        for why, sites in lost.items()
     ]
 
 

@@ -80,6 +80,19 @@ def test_sites_without_any_event_are_a_caution_in_every_kind_that_leaves_them_ou
     assert direction in said
 
 
+def test_a_site_of_two_waves_is_counted_once():
+    question = parse_estimand("risk_ratio(died) ~ arm")
+    tables = [of_site(60), of_site(80), of_site(3)]
+    rows = [
+        row
+        for wave in (1, 2)
+        for k, table in enumerate(tables)
+        for row in estimate(table, question, levels={"arm": (0, 1)}, study="s", site=f"h{k}", wave=wave)
+    ]
+    (said,) = (one for one in pool_estimates(rows).doubts if "left out" in one)
+    assert said.startswith("1 of 3 sites is left out in a wave for too few events")
+
+
 def test_sites_where_everybody_had_the_event_are_a_caution_and_one_value_of_a_measurement_is_none():
     two = (of_site(60), of_site(80))
     for question, direction in (("two_by_two(died) ~ arm", "away from none"), ("mean(died)", "mean is drawn down")):
