@@ -155,36 +155,36 @@ class OwnTable:
             found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
         else:
             yi, vi = self.estimates(given)
-            if "vi_common" in given.columns:
+            own = (self.yi, self.vi, self.sei) == ("yi", "vi", "")
+            if own and "vi_common" in given.columns:
                 return replace(
                     self._answered(given, names, (yi, vi), method=method, test=test, level=level), effect=effect
                 )
             found = pool(yi, vi, method=method, test=test, level=level, labels=names)
+            if beside := [name for name in ("vi_common", "attenuation", "cautions") if name in given.columns]:
+                what = f"The file's {', '.join(beside)} are of its yi and vi, and not read for other columns."
+                found = replace(found, notes=(*found.notes, what))
         return replace(found, scale=scale, effect=effect)
 
     def _answered(
         self, given: pd.DataFrame, names: Sequence[str], values: tuple[Array, Array], **pooling: Any
     ) -> PooledResult:
         """The rows of a study's answer pooled as there: with what its sites may be off by alike, and its cautions."""
-        import numpy as np
         import pandas as pd
 
         from coordinator.pooling.pool import pool_estimates
         from coordinator.pooling.rows import reason_out
         from shared.estimands.answer import Estimate
 
-        def figure(name: str) -> Array:
-            return np.nan_to_num(_numbers(given, name)) if name in given.columns else np.zeros(len(given))
-
         def said(name: str) -> list[str]:
             found = given[name].tolist() if name in given.columns else [""] * len(given)
             return ["" if pd.isna(text) else str(text) for text in found]
 
-        common, noise, lost, n = map(figure, ("vi_common", "vi_privacy", "attenuation", "n"))
+        outs = [reason_out(y, v) for y, v in zip(*values, strict=True)]
+        (common, noise, lost, n), notes = _figures(given, names, [not out for out in outs])
         reasons, cautions, scale = said("reason"), said("cautions"), self.scale(given)[0]
         rows = []
-        for i, (label, y, v) in enumerate(zip(names, *values, strict=True)):
-            out = reason_out(y, v)
+        for i, (label, out, y, v) in enumerate(zip(names, outs, *values, strict=True)):
             part = 0.0 if out else min(noise[i], v)
             rows.append(
                 Estimate(
@@ -204,7 +204,8 @@ class OwnTable:
                 )
             )
         found = pool_estimates(rows, **pooling)  # what it can tell from the rows again is among their cautions
-        return replace(found, doubts=tuple(dict.fromkeys(found.doubts)), notes=tuple(dict.fromkeys(found.notes)))
+        every = (*notes, *found.notes)
+        return replace(found, doubts=tuple(dict.fromkeys(found.doubts)), notes=tuple(dict.fromkeys(every)))
 
     def estimates(
         self, given: pd.DataFrame, *, variances: bool = True
@@ -275,6 +276,41 @@ class OwnTable:
             values = found.tolist() if pd.api.types.is_numeric_dtype(found) else found.astype("string").tolist()
             facts[name] = {row: value for row, value in zip(rows, values, strict=True) if not pd.isna(value)}
         return facts
+
+
+_BESIDE = {"vi_common": (0.0, 1e100), "vi_privacy": (0.0, 1e100), "attenuation": (-1.0, 1.0), "n": (0.0, 1e15)}
+"""Columns of an answer beside yi and vi, with the least and the greatest value of a cell."""
+
+
+def _figures(given: pd.DataFrame, names: Sequence[str], used: Sequence[bool]) -> tuple[list[Array], list[str]]:
+    """The columns of `_BESIDE`, and notes of blank cells, which are 0, as all are of rows that are not used.
+
+    Raises: ParameterError: a cell of a used row that is no number, or none that its column can have.
+    """
+    import numpy as np
+    import pandas as pd
+
+    found, notes = [], []
+    for name, (least, greatest) in _BESIDE.items():
+        figures, blanks = np.zeros(len(given)), []
+        if name in given.columns:
+            for i, (cell, value) in enumerate(zip(given[name], _numbers(given, name), strict=True)):
+                if not used[i]:
+                    continue
+                if pd.isna(cell) or not str(cell).strip():
+                    blanks.append(names[i])
+                elif least <= value <= greatest:
+                    figures[i] = value
+                else:
+                    raise ParameterError(
+                        f"each {name} of the table must be a number of at least {least:g} and at most {greatest:g}",
+                        given=f"{str(cell)!r} at {names[i]}",
+                        next_step="Put the cell right (a number with a decimal point), or leave it blank for 0.",
+                    )
+        if blanks and name != "n":
+            notes.append(f"{name} is blank, and taken as 0: {', '.join(blanks)}.")
+        found.append(figures)
+    return found, notes
 
 
 def _one(given: pd.DataFrame, name: str) -> str:

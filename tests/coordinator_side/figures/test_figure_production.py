@@ -301,6 +301,51 @@ def test_the_estimates_of_an_answer_are_pooled_as_the_study_pooled_them(tmp_path
     assert "Lyon: No record was seen here." in printed
 
 
+ANSWERED = pd.DataFrame(
+    {"site": SITES, "yi": [0.1, 0.3, 0.2, 0.5], "vi": 0.02, "vi_common": 0.01, "vi_privacy": 0.004}
+).assign(attenuation=0.0, n=400, cautions="The rows deny it.", other=[1.0, 3.0, 2.0, 5.0], ov=0.5)
+
+
+def answered(folder: Path, **columns):
+    """The table of an answer with other columns, pooled as an analyst pools it."""
+    path = folder / "answered.csv"
+    ANSWERED.assign(**columns).to_csv(path, index=False)
+    return OwnTable(file=path).pooled(method="REML", test="adhoc", level=0.95)
+
+
+@pytest.mark.parametrize("cell", ["a", "0,01", "inf", "-0.01"])
+@pytest.mark.parametrize("name", ["vi_common", "vi_privacy", "attenuation", "n"])
+def test_a_figure_of_an_answer_that_is_no_number_is_refused_by_column_and_row(tmp_path, name, cell):
+    cell = "7.5" if (name, cell) == ("attenuation", "-0.01") else cell
+    cells = ["0.01", "0.01", cell, "0.01"]
+    with pytest.raises(ParameterError, match=f"each {name} of the table must be a number") as caught:
+        answered(tmp_path, **{name: cells})
+    assert f"{cell!r} at Porto" in str(caught.value)
+    lacks = answered(tmp_path, **{name: cells, "yi": [0.1, 0.3, None, 0.5]})  # a row that is not used
+    assert [row.label for row in lacks.excluded] == ["Porto"]
+
+
+def test_a_blank_figure_of_an_answer_is_nought_with_a_note(tmp_path):
+    blank, nought = (answered(tmp_path, vi_common=[0.01, cell, 0.01, 0.01]) for cell in ("", 0.0))
+    assert blank.se == nought.se
+    assert "vi_common is blank, and taken as 0: Lyon." in blank.notes
+    assert not any("blank" in note for note in nought.notes)
+
+
+def test_other_estimates_of_a_file_have_none_of_what_stands_beside_its_own(tmp_path):
+    path = tmp_path / "answered.csv"
+    ANSWERED.assign(attenuation=0.4).to_csv(path, index=False)
+    how = {"method": "REML", "test": "adhoc", "level": 0.95}
+    found = OwnTable(file=path, yi="other", vi="ov").pooled(**how)
+    alone = pool(ANSWERED.other, ANSWERED.ov, **how)
+    assert (found.beta, found.se, found.doubts) == (alone.beta, alone.se, ())
+    assert (
+        "The file's vi_common, attenuation, cautions are of its yi and vi, and not read for other columns."
+        in found.notes
+    )
+    assert OwnTable(file=path).pooled(**how).doubts
+
+
 # -- pictures -------------------------------------------------------------------------------------------------------
 def pictures(result) -> dict[str, object]:
     rng = np.random.default_rng(2)
