@@ -77,6 +77,8 @@ _LEFT_OUT = {
     "effects are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the same of every site.",
     "separated": "because terms separate the outcome there, as where all events lie on one side. These are sites where "
     "effects are strong or events few, so the pooled answer is drawn towards no effect.",
+    "no maximum": "because no maximum of their likelihood was found, as where terms separate the outcome. If they do, "
+    "these are sites where effects are strong or events few, and the pooled answer is drawn towards no effect.",
     "few": "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled "
     "answer may be drawn towards no effect.",
     "few, difference": "for too few events. Where events are rare a difference is small, so a pooled difference may "
@@ -95,7 +97,8 @@ _LEFT_OUT = {
 """Why sites are left out by their outcome, and in which direction the pooled answer lacks them."""
 _REASONS = (
     ("edge", re.compile(re.escape(RISK_OF_ONE))),
-    ("separated", re.compile(r"separates? the outcome|all events lie on one side|likelihood has no maximum")),
+    ("separated", re.compile(r"separates? the outcome|all events lie on one side")),
+    ("no maximum", re.compile(r"likelihood has no maximum")),
     ("few, level", re.compile(r"survival at \S+ is 1 |fewer than \d+ events up to")),
     ("all, level", re.compile(r"(survival at \S+ is 0|incidence at \S+ is 1) ")),
     ("none, mean", re.compile(r"^the column is constant at this site: 0 in every row$")),

@@ -103,9 +103,19 @@ def test_sites_where_everybody_had_the_event_are_a_caution_and_one_value_of_a_me
         assert not any("left out" in one for one in same)
 
 
-@pytest.mark.parametrize("kind", ["logistic(died)", "poisson(died)", "cox(time, died)", "aft(time, died)"])
+@pytest.mark.parametrize("kind", ["logistic(died)", "poisson(died)", "cox(time, died)"])
 def test_sites_left_out_by_separation_are_a_caution(kind):
     apart = of_site(20, of_arm=0)
     (said,) = cautions_of(f"{kind} ~ arm", of_site(31), of_site(40), apart, term="arm")
     assert said.startswith("1 of 3 sites is left out because terms separate the outcome there")
     assert said.endswith("drawn towards no effect.")
+
+
+def test_a_fit_that_found_no_maximum_is_told_as_that_and_not_as_separation():
+    apart = of_site(20, of_arm=0)
+    (said,) = cautions_of("aft(time, died) ~ arm", of_site(31), of_site(40), apart, term="arm")
+    assert said.startswith("1 of 3 sites is left out because no maximum of their likelihood was found, as where")
+    assert said.endswith(
+        "If they do, these are sites where effects are strong or events few, and the pooled answer is "
+        "drawn towards no effect."
+    )
