@@ -23,7 +23,7 @@ from shared.estimands.questions import INTERCEPT, MODELS
 
 if TYPE_CHECKING:
     from shared.estimands.questions import Estimand, Scale
-    from shared.plans.dictionary import Dictionary
+    from shared.plans.dictionary import Dictionary, Level
 
 __all__ = [
     "NNT",
@@ -306,8 +306,9 @@ class _Words:
         places = []
         for name in others:
             column = name[2:-1] if name.startswith("C(") else name
-            levels = getattr(self._columns.get(column), "levels", ())
-            first = levels[0] if levels and (column != name or len(levels) == 2) else 0
+            levels: tuple[Level, ...] = getattr(self._columns.get(column), "levels", ())
+            words = bool(levels) and isinstance(levels[0], str)  # a column of words has levels without C(), too
+            first = levels[0] if levels and (words or column != name) else 0
             places.append(f"{self.called(column)} {first}" if column.isidentifier() else f"{column} = 0")
         return f"at {' and '.join(places)}" if places else ""
 

@@ -182,6 +182,9 @@ def write_csv(lines: list) -> pd.DataFrame:
             "arm | b",
             "Relative odds ratio for grade b against a, arm: 1 against 0, at sex female",
         ),
+        ("logistic(died) ~ arm * g", "arm", "Odds ratio for death, arm: 1 against 0, at grade a"),
+        ("logistic(died) ~ arm * stage", "arm", "Odds ratio for death, arm: 1 against 0, at stage 0"),
+        ("logistic(died) ~ arm * C(stage)", "arm", "Odds ratio for death, arm: 1 against 0, at stage 1"),
         ("logistic(died) ~ arm + C(sex)", "arm", "Odds ratio for death, arm: 1 against 0"),
         ("logistic(died) ~ arm * sex", "intercept", "Odds for death"),
         (
@@ -198,6 +201,7 @@ def test_a_coefficient_that_others_modify_says_where_it_holds(question, term, wo
         Column(name="sex", kind="binary", levels=("female", "male")),
         Column(name="arm", kind="binary", levels=("0", "1")),
         Column(name="g", kind="nominal", label="grade", levels=("a", "b", "c")),
+        Column(name="stage", kind="ordered", levels=(1, 2, 3)),
         Column(name="died", kind="event", label="death"),
         Column(name="time", kind="continuous", unit="years", lower=0, upper=9),
     )
