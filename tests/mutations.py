@@ -1189,6 +1189,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         tests=[MOVED_MOMENTS],
     ),
     mutation(
+        "moments: the released shares of levels without their noise",
+        (
+            "shared/mechanisms/moments/cohort.py",
+            "theta=theta, figures=self.figures.redrawn(rng, noise, _wide_means(self.model, theta)))",
+            "theta=theta)",
+        ),
+        tests=["test_moments_factors.py::test_the_noise_of_a_level_s_share_is_in_its_variance"],
+    ),
+    mutation(
         "moments: a lens of the true histograms",
         (
             MOMENTS_DRAW,

@@ -289,6 +289,18 @@ def test_rows_have_each_level_s_share_and_what_differs_between_levels(first, dec
             assert len(row.warnings) == 1, "the general one about rows"
 
 
+def test_the_noise_of_a_level_s_share_is_in_its_variance():
+    """Rows have the share that was released: how far that is off is in no draw of the rows."""
+    plan, question = plan_of(epsilon=0.5, declared=["age", "stage"]), parse_estimand('proportion(stage == "II")')
+    table, how = plan.dictionary.check(records(1)), {"study": "trial", "site": "s", "wave": 1}
+    found = []
+    for seed in range(6):
+        figures = [(plan.release.draw(plan, table, seeded_rng(seed)), N)]
+        found += plan.release.answer(plan, figures, question, levels={"stage": STAGE.levels}, **how)
+    spread = np.var([row.yi for row in found], ddof=1)
+    assert 0.4 * spread < np.mean([row.vi_privacy for row in found]) < 3 * spread
+
+
 def test_calibrated_rows_have_the_effects_of_levels_that_the_records_have():
     """Of levels that overlap the planned model's own were 2 errors of the records nearer the first level."""
     plan, table = plan_of((SPEED, AGE, DIED), epsilon=30.0, declared=["age", "stage"]), unlike(6000, 0.12)
