@@ -184,6 +184,7 @@ def write_csv(lines: list) -> pd.DataFrame:
         ),
         ("logistic(died) ~ arm * g", "arm", "Odds ratio for death, arm: 1 against 0, at grade a"),
         ("logistic(died) ~ arm * stage", "arm", "Odds ratio for death, arm: 1 against 0, at stage 0"),
+        ("logistic(died) ~ arm * ward", "arm", "Odds ratio for death, arm: 1 against 0, at ward 0"),
         ("logistic(died) ~ arm * C(stage)", "arm", "Odds ratio for death, arm: 1 against 0, at stage 1"),
         ("logistic(died) ~ arm + C(sex)", "arm", "Odds ratio for death, arm: 1 against 0"),
         ("logistic(died) ~ arm * sex", "intercept", "Odds for death"),
@@ -202,6 +203,7 @@ def test_a_coefficient_that_others_modify_says_where_it_holds(question, term, wo
         Column(name="arm", kind="binary", levels=("0", "1")),
         Column(name="g", kind="nominal", label="grade", levels=("a", "b", "c")),
         Column(name="stage", kind="ordered", levels=(1, 2, 3)),
+        Column(name="ward", kind="binary", levels=(1, 2)),
         Column(name="died", kind="event", label="death"),
         Column(name="time", kind="continuous", unit="years", lower=0, upper=9),
     )
