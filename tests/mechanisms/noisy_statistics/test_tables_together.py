@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +15,7 @@ from shared.mechanisms.tables import together as sites_together
 from shared.mechanisms.tables.apart import between, fitted_apart
 from shared.mechanisms.tables.latent_class import consistent, fit
 from shared.mechanisms.tables.noise import CountTables, Zero, attributes
-from shared.mechanisms.tables.one_step import Released, answer, fitted
+from shared.mechanisms.tables.one_step import Released, answer, draw, fitted
 from shared.mechanisms.tables.together import APART, summed, together
 from shared.plans.dictionary import Column, Dictionary
 
@@ -199,3 +201,16 @@ def test_models_of_sites_have_their_margins_and_one_set_of_classes(far):
         for a, margin in enumerate(margins):
             assert abs(model.weights @ model.profile(a) - margin / N).max() < 0.02
     assert all((model.weights == models[0].weights).all() for model in models)
+
+
+def test_the_g_of_a_site_that_is_read_with_others_is_damped_for_the_noise_of_all(far):
+    each = [one for _, one in far.values()]
+    everybody, model = summed(each), fitted_apart(each, summed(each))[0]
+    hiding = everybody.variance / everybody.n**2
+    assert hiding < each[0].variance / each[0].n ** 2 / 2
+
+    def left(one: Released) -> float:
+        origin = {"study": "s", "site": "A", "wave": 1}
+        return draw(one, model, REPLIES, MODEL, levels={}, most_rows=1000, **origin).moves[0].left
+
+    assert left(replace(each[0], hiding=hiding)) < 0.95 * left(each[0])
