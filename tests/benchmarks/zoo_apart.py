@@ -379,10 +379,10 @@ def measured(row: Row, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The cells of a command line, in order."""
     world, questions = worlds.world(row.worlds[given.half]), row.asked[given.half]
     sizes, draws = given.sites or row.sites, given.draws or record.sized(row.draws, 1)
-    for kind in row.kinds:
+    for kind in record.sized(row.kinds, row.kinds[:1]):
         # A model of products is of a measurement.
         able = {
-            name: levels
+            name: record.sized(levels, levels[:1])
             for name, levels in row.mechanisms.items()
             if (not given.mechanisms or name in given.mechanisms) and (name, kind) != ("cross_products", "binary")
         }

@@ -11,7 +11,7 @@ from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
 from tests.benchmarks.zoo_page import KEPT, LATENT_SIZES, figures_by_outcome, figures_by_size, spread, table
 from tests.benchmarks.zoo_words import CROSS, DENSITIES, HEAVY, SLICING, TABLES
 
-__all__ = ["by_size_and_type", "figures", "heavy_tails", "latent"]
+__all__ = ["by_size_and_type", "figures", "heavy_tails", "latent", "logged"]
 
 
 def latent() -> str:
@@ -199,3 +199,28 @@ def _cautioned_by_n(names: Sequence[str]) -> str:
             carry += sum(one["right_cautioned"] for one in rows)
         said.append(f"{100 * carry / max(right, 1):.0f} % at n = {n:,}")
     return f"Of the right answers a caution stands by {', '.join(said)}.\n"
+
+
+def logged() -> str:
+    """The refused models of noisy moments and the cautioned ones of tables, with the marker's logarithm planned."""
+    return "\n".join(
+        (
+            LOGGED,
+            figures_by_size(["zoo_moments_logged"]),
+            "Noisy tables of the same worlds:\n",
+            figures_by_size(["zoo_tables_logged"]),
+        )
+    )
+
+
+LOGGED = """\
+### The marker's logarithm
+
+In three worlds most values of the marker are near one of its bounds, 0 to 60, so that one cell of its histogram has \
+most persons.
+Their models are refused after the charge, and noisy tables are adjusted for no marker.
+With its logarithm planned, which a mapping's formula makes of the same records, moments refuse none; tables refuse \
+those of counts as before, whose visits lie in one bin themselves.
+The question is then about the logarithm, for the records as well.
+No setting was chosen by these figures.
+"""

@@ -286,7 +286,7 @@ def _figures() -> list[Row]:
     for epsilon in ("1", "3"):
         nominal = _some("zoo_moments_nominal", f"epsilon={epsilon}", "over both")
         rows += _apart(f"noisy moments, ε = {epsilon}, two tables with a nominal covariate", nominal)
-    rows += _refused_late(names)
+    rows += [*_refused_late(names), *_logged()]
     for mechanism, epsilon, words in (
         ("tables", 1, "noisy tables"),
         ("densities", 1, "densities (a mean)"),
@@ -328,6 +328,15 @@ def _refused_late(names: Sequence[str]) -> list[Row]:
             f"which only the release shows: {', '.join(f'{world} {count}' for world, count in models.items())}",
         ]
     ]
+
+
+def _logged() -> list[Row]:
+    """Of the worlds whose models are refused so, with the logarithm of the column in question planned."""
+    record = zoo_page.results("zoo_moments_logged") or {"cells": []}
+    late = sum("refused" in one for one in record["cells"])
+    of = "the same three worlds, with [the marker's logarithm](#the-markers-logarithm) planned: models that are refused"
+    rows = [[of, "0", f"{late} of {len(record['cells'])}", "no" if late else "yes"]] if record["cells"] else []
+    return rows + [_percent(f"the same: {HELD}", one) for one in _some("zoo_moments_logged", "epsilon=1")]
 
 
 def _fresh() -> list[Row]:
@@ -380,7 +389,8 @@ def _cautions() -> list[Row]:
 
 REASONS = {
     "noisy moments, nothing declared": "each undeclared coefficient carries one",
-    "noisy tables, simulated worlds": "one released bin holds most of the marker, so that none is adjusted for it",
+    "noisy tables, simulated worlds": "one released bin holds most of the marker, so that none is adjusted for it; "
+    "of [its logarithm](#the-markers-logarithm) it is not so",
     "densities (a mean)": "each says how far its bins may put it off",
     "slicing": "each says that, of how three columns depend together, its interval holds only a small error",
     "cross-products": "noise hides a column's spread at few patients",

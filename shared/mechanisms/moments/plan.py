@@ -51,6 +51,7 @@ from shared.mechanisms.moments.histograms import Tail, beside_margin, coarse, hi
 from shared.mechanisms.moments.noise import Design, MomentsRelease, read
 from shared.mechanisms.moments.spec import MOST_COVARIATES, MomentsSpec, event, sigma_of
 from shared.mechanisms.moments.together import SiteEffects, SitePlace, effects_of, places
+from shared.plans.dictionary import NUMERIC
 from shared.privacy.accountant import Event
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ _BOOTSTRAPPED = (
 _TOGETHER = "one step from the effects that all sites have in common, patients and noise to first order"
 _FILLED = 25.0
 """Persons of a site, in standard deviations of a histogram's cell, below which centre and spread are guesses."""
+_SPREAD_OUT = "Plan its logarithm, which a mapping's formula makes, or bands, as a nominal column, or narrower bounds."
 DOUBT = 2.0
 """An interval this many times as wide as the patients alone would make it is told of before it leaves."""
 
@@ -235,14 +237,13 @@ class MomentsPlan(LabelledFigures):
             )
             fix = 'Give it kind = "nominal", or its levels as numbers.'
             found.append((detail, fix))
-        heaps = ", ".join(c.name for c in columns if c.kind == "integer" and 0 == c.span[0] <= c.span[1] - self.bins)
-        if heaps:
+        low = [c for c in columns if c.kind in NUMERIC and c.span[0] == 0]
+        if near := ", ".join(c.name for c in low if c.kind != "integer" or c.span[1] >= self.bins):
             detail = (
-                f"{heaps} from 0 with more values than the {self.bins} cells of its histogram: where seven in ten "
-                "persons are in one cell, as those who have none, no coefficient is answered, and that is seen once it "
-                "is paid for"
+                f"{near} from 0, with a histogram of {self.bins} cells: where seven in ten persons are in one, as who "
+                "has none or next to nothing, no coefficient is answered, and that is seen once it is paid for"
             )
-            found.append((detail, "Plan it in bands, as a nominal column, or within narrower bounds."))
+            found.append((detail, _SPREAD_OUT))
         if nominal := factors_of(self.covariates, plan.dictionary):
             detail = (
                 f"{', '.join(one.column.name for one in nominal)} with a column of its own for each level but the "
@@ -465,8 +466,8 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
         raise EstimateRefusal(
             "the histograms must show how the covariates of the planned model are spread",
             given=unseen,
-            next_step="Plan it in bands, as a nominal column, or within narrower bounds (more bins only where "
-            "hospitals have thousands): its coefficient and the others would be off by more than any interval.",
+            next_step=f"{_SPREAD_OUT} More bins help only where hospitals have thousands. Its coefficient and the "
+            "others would be off by more than any interval.",
         )
     return given
 

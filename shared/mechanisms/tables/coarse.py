@@ -25,7 +25,7 @@ __all__ = ["COARSE", "MORE_BINS", "coarse", "unspread"]
 
 COARSE = 0.7
 """A bin of several values with more than this share of the persons hides how they are spread."""
-MORE_BINS = "Plan more bins for it ([release] bins), or narrower bounds."
+MORE_BINS = "Plan its logarithm, more bins for it ([release] bins), or narrower bounds."
 
 
 def coarse(tables: CountTables, counts: Sequence[NDArray[np.int64]], n: int, noise: float) -> dict[str, str]:

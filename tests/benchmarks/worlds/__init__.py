@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -30,6 +30,10 @@ __all__ = ["KINDS", "REPORTING", "TUNING", "HardWorld", "lacking", "world"]
 
 KINDS = ("binary", "count", "linear", "survival", "groups")
 """Types of outcome. Each question reads the covariates and one outcome."""
+LOGGED = "_logged"
+"""After a law's name: its marker as a logarithm, in the plan and in the question."""
+FOUND_FROM = 0.05
+"""Of a marker, what a laboratory finds: less, and 0, is written as this before its logarithm is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ def world(name: str) -> HardWorld:
     """The world of that name. Raises: KeyError; FileNotFoundError, for a real table whose folder is not named."""
     from tests.benchmarks.worlds import apart, fresh, laws, others, packaged, real, trial, unseen
 
+    if name.endswith(LOGGED):
+        return _logged(world(name.removesuffix(LOGGED)))
     for made in (laws.WORLDS, trial.WORLDS, apart.WORLDS):
         if name in made:
             return made[name]
@@ -98,6 +104,26 @@ def world(name: str) -> HardWorld:
         if name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES) in tables.NAMES:
             return tables.table(name)
     return real.table(name)
+
+
+def _logged(plain: HardWorld) -> HardWorld:
+    """The same patients, of whose marker a hospital's mapping releases the logarithm: ``log(max(marker, 0.05))``."""
+    marker = next(column for column in plain.columns if column.name == "marker")
+    low, high = (round(float(np.log(value)), 1) for value in (FOUND_FROM, marker.span[1]))
+    column = Column(name="log_marker", kind="continuous", lower=low, upper=high, decimals=3)
+
+    def make(n: int, rng: np.random.Generator, site: int) -> pd.DataFrame:
+        table = plain(n, rng, site)
+        logs = np.log(np.maximum(table["marker"].to_numpy(dtype=float), FOUND_FROM))
+        return table.assign(log_marker=np.clip(np.round(logs, 3), low, high))
+
+    return replace(
+        plain,
+        name=plain.name + LOGGED,
+        columns=tuple(column if one is marker else one for one in plain.columns),
+        terms=plain.terms.replace("marker", "log_marker"),
+        make=make,
+    )
 
 
 def lacking(name: str) -> str:

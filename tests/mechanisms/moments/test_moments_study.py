@@ -33,7 +33,7 @@ from shared.base.canonical import canonical_json
 from shared.base.keys import SigningKey
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, SchemaRefusal
-from shared.estimands.answer import estimate, parse_estimand
+from shared.estimands.answer import Estimate, estimate, parse_estimand
 from shared.mechanisms.moments import together as moments_together
 from shared.mechanisms.moments.figures import BLOCKS
 from shared.mechanisms.moments.margins import bin_edges, fitted_margin
@@ -486,6 +486,40 @@ def test_a_covariate_whose_histogram_hides_its_spread_has_no_answer():
         wide.release.answer(wide, [(drawn, 2000)], parse_estimand(TRIAL), levels={}, study="t", site="a", wave=1)
     assert "narrower bounds" in refused.value.next_step
     assert "bounds are too wide for age" in wide.release.doubt(wide, drawn, 2000)
+
+
+def test_of_a_laboratory_value_within_wide_bounds_the_logarithm_is_advised_and_answered():
+    """A covariate whose middle is 1.1 within 0 to 60, of which its logarithm has an effect of .5."""
+    rng = np.random.default_rng(5)
+    log = rng.normal(0.1, 0.6, 4000)
+    died = (rng.random(4000) < 1 / (1 + np.exp(1.5 - 0.5 * log))).astype(float)
+    table = trial(4000, 3).assign(died=died, crp=np.clip(np.exp(log), 0, 60).round(2), log_crp=np.clip(log, -3, 4.1))
+    plain = trial_plan()
+
+    def plan(column: Column) -> StudyPlan:
+        columns = (column, *plain.dictionary.columns[2:])
+        release = replace(plain.release, covariates=[column.name, "male"])
+        question = f"logistic(died) ~ {column.name} + male"
+        dictionary = replace(plain.dictionary, columns=columns)
+        return replace(plain, release=release, dictionary=dictionary, estimands={"planned": question})
+
+    def answer(plan: StudyPlan, name: str) -> Estimate:
+        drawn = plan.release.draw(plan, table, seeded_rng(1))
+        question = parse_estimand(plan.estimands["planned"])
+        rows = plan.release.answer(plan, [(drawn, 4000)], question, levels={}, study="t", site="a", wave=1)
+        return next(row for row in rows if row.term == name)
+
+    raw = plan(Column(name="crp", kind="continuous", lower=0, upper=60, decimals=2))
+    with pytest.raises(EstimateRefusal, match="one cell") as refused:
+        answer(raw, "crp")
+    assert "logarithm" in refused.value.next_step
+    (fix,) = [fix for detail, fix in raw.release.doubtful(raw) if detail.startswith("crp from 0")]
+    assert refused.value.next_step.startswith(fix)
+    logged = plan(Column(name="log_crp", kind="continuous", lower=-3, upper=4.1, decimals=2))
+    assert not any("from 0" in detail for detail, _ in logged.release.doubtful(logged))
+    found = answer(logged, "log_crp")
+    assert abs(found.yi - 0.5) < 2 * math.sqrt(found.vi)
+    assert found.vi < 0.2**2
 
 
 def test_a_trial_of_two_arms_needs_no_further_covariate():
