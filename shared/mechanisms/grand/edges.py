@@ -46,16 +46,17 @@ def held_out(plan: StudyPlan, n: int) -> int:
     return max(1, round(n * plan.holdout / (1 - plan.holdout)))
 
 
-def adjacency(table: pd.DataFrame, *, directed: bool) -> Any:
-    """A released table as a sparse matrix: (n, n) csr_array of int8, symmetric where it is undirected.
+def adjacency(table: pd.DataFrame, *, directed: bool, released: bool = True) -> Any:
+    """A table with its edges as a sparse matrix: (n, n) csr_array of int8, symmetric where it is undirected.
 
     Args:
         table: as `shared.mechanisms.grand.plan.GrandPlan.validate` accepts it.
+        released: as of `flat`.
     """
     import numpy as np
     from scipy.sparse import csr_array
 
-    _, places, owners = flat(table)
+    _, places, owners = flat(table, released=released)
     places = places - first_number(table)
     n, own = len(table), places >= 0
     row, column = owners[own].astype(np.int32), places[own].astype(np.int32)
@@ -128,8 +129,14 @@ def unsorted(places: Any, owners: Any) -> int:
     return int(((owners[1:] == owners[:-1]) & (places[1:] <= places[:-1])).sum())
 
 
-def flat(table: pd.DataFrame, name: str = NEIGHBOURS) -> tuple[Any, Any, Any]:
-    """Where each row's edges start, their places, and the row that each belongs to. Raises: SchemaRefusal."""
+def flat(table: pd.DataFrame, name: str = NEIGHBOURS, *, released: bool = True) -> tuple[Any, Any, Any]:
+    """Where each row's edges start, their places, and the row that each belongs to.
+
+    Args:
+        released: whether the table is a released one, which holds `MOST_EDGES` at most; of a hospital's own records a
+            refusal would tell how many edges they have.
+    Raises: SchemaRefusal.
+    """
     import numpy as np
 
     lists = table[name].tolist()
@@ -137,7 +144,7 @@ def flat(table: pd.DataFrame, name: str = NEIGHBOURS) -> tuple[Any, Any, Any]:
     if not plain:
         raise SchemaRefusal(f"{name} must be lists of 32-bit whole numbers", given="other values")
     sizes = np.fromiter((len(one) for one in lists), dtype=np.int64, count=len(lists))
-    if int(sizes.sum()) > MOST_EDGES:
+    if released and int(sizes.sum()) > MOST_EDGES:
         raise SchemaRefusal(f"a released network must have at most {MOST_EDGES} edges", given=f"{sizes.sum()}")
     places = np.concatenate(lists).astype(np.int64) if lists else np.empty(0, dtype=np.int64)
     return np.concatenate([[0], np.cumsum(sizes)]), places, np.repeat(np.arange(len(lists)), sizes)

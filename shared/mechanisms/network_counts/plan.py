@@ -248,7 +248,7 @@ class NetworkCountsPlan(LabelledFigures):
     # -- the released table --------------------------------------------------------------------------------------
     def measure(self, plan: StudyPlan, records: pd.DataFrame, rng: Noise) -> tuple[NDArray[np.int64], ...]:
         """The exact counts of checked records with their edges."""
-        ties = adjacency(records, directed=False).astype(np.int64)
+        ties = adjacency(records, directed=False, released=False).astype(np.int64)
         # A table sorted by what it holds would move many persons' places, and so which edges are kept, for one.
         order = rng.spawn(1)[0].order(len(records))
         ties = ties[order][:, order]
@@ -278,7 +278,7 @@ class NetworkCountsPlan(LabelledFigures):
         """Persons above one of the caps."""
         from shared.mechanisms.grand.counts import degrees, triangles
 
-        ties, caps = adjacency(records, directed=False).astype(np.int64), self.caps()
+        ties, caps = adjacency(records, directed=False, released=False).astype(np.int64), self.caps()
         above = degrees(ties) > caps["edges"]
         if "paths" in self.figures:
             above |= capped.paths_of(ties) > caps["paths"]

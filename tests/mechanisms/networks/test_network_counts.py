@@ -24,6 +24,7 @@ from coordinator.planning.review import review
 from shared.base.randomness import seeded_rng
 from shared.errors import EstimateRefusal, PlanRefusal, ReceiptRefusal, SchemaRefusal
 from shared.estimands.answer import parse_estimand
+from shared.mechanisms.grand import edges
 from shared.mechanisms.grand.answer import figure
 from shared.mechanisms.grand.counts import degrees, simple
 from shared.mechanisms.grand.edges import NEIGHBOURS
@@ -167,6 +168,18 @@ def test_where_a_person_stands_in_the_table_moves_no_count_by_more_than_the_pric
     assert min(len(set(each)) for each in by_chance) > 5
     means, spread = np.mean(by_chance, axis=1), np.std(by_chance)
     assert np.ptp(means) < 5 * spread / math.sqrt(60)
+
+
+def test_how_many_edges_a_hospital_has_refuses_no_count(monkeypatch):
+    """One person's contacts may be the last that a released network could hold: a refusal would tell of them."""
+    plan, ties = counting(), drawn(np.random.default_rng(1), 30, 0.2)
+    level, before = np.arange(30) % 3, measured(plan, ties, np.arange(30) % 3)
+    monkeypatch.setattr(edges, "MOST_EDGES", int(ties.sum()) // 2 - 1)
+    for one, other in zip(measured(plan, ties, level), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert plan.release.clipped(plan, records(ties, level)) == 0
+    with pytest.raises(SchemaRefusal, match="must have at most"):
+        edges.adjacency(records(ties, level), directed=False)
 
 
 def test_an_edge_list_in_another_order_gives_the_same_counts():
