@@ -4,7 +4,9 @@ They are checked against the plan, this machine and the coordinator's limits, fr
 counted as for a dry run. Where only an estimate is known, a release whose estimate exceeds the limit is refused, and
 one that may exceed it is warned about: estimates were measured to lie within a factor 1.5. The number of persons is
 taken as the fewest that so many rows can belong to: whatever depends on records, such as the number of complete rows,
-refuses nothing here and is checked once they are read.
+refuses nothing here and is checked once they are read. So is all that follows from the number of persons where each may
+have several rows: how many a person has is part of that person's record, and whether a reservation was made is seen
+outside.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
     from site_agent.config import TableSource
     from site_agent.release.site import WorkingSite
 
-__all__ = ["fewest_persons", "require_able"]
+__all__ = ["fewest_persons", "require_able", "require_openable"]
 
 WITHIN = 1.5
 """Factor within which estimates lie (`tests/benchmarks/estimates.py`)."""
 _UNCHARGED = "Nothing was charged."
+_UNDRAWN = "Nothing was drawn, and the reservation is kept."
 _SMALLER = (
     "Ask the study lead for a plan of fewer directions (release.slices) or columns, or for waves of fewer persons"
 )
@@ -44,7 +47,6 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
         for so many persons; TooLarge: its approver could not be shown it, or the coordinator would not take it;
         StorageRefusal: it would take more memory than there is.
     """
-    from shared.plans.encoding import Encoder
     from shared.releases.receipt import refits
     from site_agent.records.readers import reader
     from site_agent.release.pipeline.before_draw import require_delta
@@ -62,11 +64,11 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
         return ()
     rows = reader(source).count(source)
     require_delta(plan.budget.delta, fewest_persons(plan, rows, len(site.ledger.persons_withdrawn(plan.study))))
-    effort = plan.release.effort(plan, persons_of(plan, rows), Encoder(dictionary=plan.dictionary).d)
+    effort = _effort(plan, persons_of(plan, rows))
     passes = earlier and not any(refits(plan, wave) for wave in plan.waves)  # and fits nothing
     return (
         *_delta_noted(plan, rows),
-        *_require_opened(plan, rows, effort, site.coordinator_takes),
+        *_opened_or_noted(plan, rows, effort, site.coordinator_takes),
         *_require_memory(effort.memory_mb if passes else most_memory(plan, rows, effort), site.memory_mb),
     )
 
@@ -79,10 +81,8 @@ def fewest_persons(plan: StudyPlan, rows: int, withdrawn: int = 0) -> int:
     """
     if any(column.missing == "complete_case" for column in plan.dictionary.columns):
         return 0
-    if (repeated := plan.dictionary.repeated) is not None:
-        if not repeated.visits:  # rows past the last that is kept are left out
-            return 0
-        rows = math.ceil(rows / repeated.rows)
+    if plan.dictionary.repeated is not None:
+        return 0
     left = rows - withdrawn
     if plan.posture == "holdout":  # who trains is drawn by lot: this many are left but once in a billion tables
         left = math.floor(left * (1 - plan.holdout) - 6 * math.sqrt(rows * plan.holdout * (1 - plan.holdout)))
@@ -95,14 +95,47 @@ def _delta_noted(plan: StudyPlan, rows: int) -> tuple[str, ...]:
     return (f"The plan's δ must be below 1/(10 n), and is not for all {rows} rows: how many persons they are decides.",)
 
 
-def _require_opened(plan: StudyPlan, rows: int, effort: Effort, takes: CoordinatorLimits | None) -> tuple[str, ...]:
-    """Refuse a table that nobody could open, or a bundle that the coordinator would not take."""
+def require_openable(plan: StudyPlan, persons: int, takes: CoordinatorLimits | None) -> None:
+    """See of the persons whom a release is of what `require_able` sees of rows, where each may have several of these.
+
+    Args:
+        persons: n of the release. takes: what the coordinator takes; None where it has not said.
+    Raises: TooLarge.
+    """
+    if plan.dictionary.repeated is not None:
+        _require_opened(plan, persons, _effort(plan, persons), takes, _UNDRAWN)
+
+
+def _effort(plan: StudyPlan, persons: int) -> Effort:
+    from shared.plans.encoding import Encoder
+
+    return plan.release.effort(plan, persons, Encoder(dictionary=plan.dictionary).d)
+
+
+def _opened_or_noted(plan: StudyPlan, rows: int, effort: Effort, takes: CoordinatorLimits | None) -> tuple[str, ...]:
+    """Refuse as `_require_opened` where each row is a person's only one; else say that it may be refused."""
+    if plan.dictionary.repeated is None:
+        return _require_opened(plan, rows, effort, takes, _UNCHARGED)
+    try:
+        return _require_opened(plan, persons_of(plan, rows), effort, takes, _UNDRAWN)
+    except TooLarge as refusal:
+        return (f"What may stop it once the table is read: {refusal.must}; {refusal.given}.",)
+
+
+def _require_opened(
+    plan: StudyPlan, rows: int, effort: Effort, takes: CoordinatorLimits | None, charge: str
+) -> tuple[str, ...]:
+    """Refuse a table that nobody could open, or a bundle that the coordinator would not take.
+
+    Args:
+        charge: what a refusal says of the charge.
+    """
     extent = plan.release.extent(plan, rows)
     if extent.bytes > TABLE_CAP:
         raise TooLarge(
             f"a release must be at most {TABLE_CAP >> 20} MB when it is opened",
             given=f"{extent.bytes >> 20} MB of {rows} rows",
-            next_step=f"{_UNCHARGED} {_SMALLER}.",
+            next_step=f"{charge} {_SMALLER}.",
         )
     from shared.wire.site_messages import CoordinatorLimits
 
@@ -117,7 +150,7 @@ def _require_opened(plan: StudyPlan, rows: int, effort: Effort, takes: Coordinat
             raise TooLarge(
                 f"a release must take at most {most >> 20} MB {where}, or the coordinator refuses it",
                 given=f"about {size / 2**20:.0f} MB of {rows} rows",
-                next_step=f"{_UNCHARGED} {_SMALLER}, or to raise max_bundle_mb in coordinator.toml.",
+                next_step=f"{charge} {_SMALLER}, or to raise max_bundle_mb in coordinator.toml.",
             )
         if size > most / within:
             whose = "takes" if takes is not None else "has not said what it takes, by default"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from site_agent.release.outbox import Outbox
     from site_agent.release.protocol import Drawing
     from site_agent.release.sealed_state import SealedFlow
-from site_agent.release.pipeline.before_charge import require_able
+from site_agent.release.pipeline.before_charge import require_able, require_openable
 from site_agent.release.pipeline.opened import TABLE_CAP, SealedRelease, open_release
 from site_agent.release.pipeline.population import base_of, choose, of_other_studies
 from site_agent.release.pipeline.stages import Progress, ReleaseClock, ReleaseStage, weights_of
@@ -136,6 +136,7 @@ def make_release(
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
     )
+    require_openable(plan, len(chosen.rows) + len(chosen.stayed), site.coordinator_takes)
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)
     names, trained_on = None if everyone is None else chosen.of(everyone), None

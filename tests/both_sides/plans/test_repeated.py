@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from stage.plans.repeated import HEAD, KEY, VISITS, counted, planned
+from stage.plans.repeated import FIRST, HEAD, KEY, VISITS, counted, planned
 
 from coordinator.planning.drafts import faults
 from coordinator.planning.price import cost
@@ -25,9 +25,6 @@ from site_agent.config import TableSource
 from site_agent.records.table import problems, read
 from site_agent.release.pipeline.rehearsal import made_up_table
 
-FIRST = VISITS.replace('kind = "ordered"\nlevels = [0, 6, 12]', 'kind = "integer"\nlower = 0\nupper = 60').replace(
-    "[dictionary.columns.visit]", '[dictionary.columns.visit]\nrepeated = true\nmissing = "level"'
-)
 ROWS = [
     ("a", "drug", 12, 131),
     ("a", "drug", 0, 150),

@@ -6,13 +6,17 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from stage.both_sides.service import SMALL, Hub
 from stage.hospital_side.pipeline import release, site, source  # noqa: F401
+from stage.hospital_side.shipped import Bench
 from stage.hospital_side.site_desk import hospital  # noqa: F401
+from stage.plans.repeated import FIRST, VISITS
+from stage.plans.repeated import counted as counted_visits
 
 from shared.base.process import available_cores, available_mb
-from shared.errors import ChecksRefusal, ConfigRefusal, SchemaRefusal, StorageRefusal, TooLarge
+from shared.errors import ChecksRefusal, ConfigRefusal, Refusal, SchemaRefusal, StorageRefusal, TooLarge
 from shared.mechanisms.slicing.plan import SlicingPlan
 from shared.plans.plan import Budget, StudyPlan
 from shared.wire.site_messages import CoordinatorLimits
@@ -75,15 +79,46 @@ def test_the_fewest_persons_are_no_more_than_there_can_be(plan, study):
     assert 10_000 * (1 - halved.holdout) - 6 * 50 - 1 <= few < 10_000 * (1 - halved.holdout)
 
 
-@pytest.mark.parametrize(("order", "kind", "fewest"), [("visit", "ordered", 334), ("week", "number", 0)])
-def test_of_a_person_with_several_rows_as_many_are_counted_as_the_plan_lets_be_one(order, kind, fewest):
-    """By planned visits a person has three rows at most; by a number any, of which the first three are kept."""
-    levels = "levels = [0, 6, 12]" if kind == "ordered" else "lower = 0\nupper = 60\nrepeated = true"
-    column = f'[dictionary.columns.{order}]\nkind = "{kind if kind == "ordered" else "continuous"}"\n{levels}\n'
-    text = estimates.study("tables", 2).replace("decimals = 3", "decimals = 3\nrepeated = true")
-    several = f'[dictionary.repeated]\nrows = 3\norder = "{order}"\n{column}'
-    plan = StudyPlan.from_toml(text.replace("[dictionary.columns.person]", f"{several}[dictionary.columns.person]"))
-    assert fewest_persons(plan, 1000) == fewest
+# -- persons with several rows -----------------------------------------------------------------------------------
+def visited(folder, last: int) -> TableSource:
+    """A hundred persons, one of whom has so many rows; all others but one have three."""
+    rows = [(f"p{k}", "drug", visit, 120 + k) for k in range(98) for visit in (0, 6, 12)]
+    rows += [("p98", "control", visit, 140) for visit in (0, 6)]
+    rows += [("p99", "drug", visit, 150) for visit in (0, 6, 12)[:last]]
+    folder.mkdir()
+    return source(folder, pd.DataFrame(rows, columns=["person", "arm", "visit", "sbp"]))
+
+
+@pytest.mark.parametrize("text", [VISITS, FIRST])
+def test_how_many_persons_so_many_rows_are_is_left_to_the_records(text):
+    assert fewest_persons(counted_visits(text), 1000) == 0
+
+
+@pytest.mark.parametrize("limit", ["delta", "between", "less"])
+def test_how_many_rows_a_person_has_decides_nothing_of_the_charge(tmp_path, limit):
+    """297 rows are 99 persons at least, 299 a hundred: whether a reservation is made is seen by the coordinator."""
+    plan = replace(counted_visits(), release=SlicingPlan(epsilon=5.1))
+    if limit == "delta":
+        plan = replace(plan, budget=Budget(epsilon=600.0, delta=1 / 1000))
+    slicing = plan.release.slicing(plan)
+    most = 8 * slicing.slices * (slicing.d + {"delta": 10_000, "between": 298, "less": 99}[limit])
+    told = []
+    for last in (1, 3):
+        where, bench = visited(tmp_path / f"{last}", last), Bench(tmp_path / f"{last}" / "home")
+        bench.site = replace(bench.site, coordinator_takes=replace(AMPLE, max_table=most))
+        try:
+            release(plan, bench.site, where)
+        except Refusal as refusal:
+            told.append((type(refusal), refusal.given, refusal.next_step))
+        told.append([entry.kind for entry in bench.site.ledger.entries()])
+    assert told[: len(told) // 2] == told[len(told) // 2 :]
+    refusals = {"delta": [ChecksRefusal], "between": [], "less": [TooLarge]}[limit]
+    assert [one[0] for one in told if isinstance(one, tuple)] == 2 * refusals
+    assert "reserve" in told[-1]
+    if limit == "less":
+        assert "the reservation is kept" in told[0][2]
+        [note] = require_able(plan, where, bench.site)
+        assert "once the table is read" in note
 
 
 # -- the coordinator ---------------------------------------------------------------------------------------------

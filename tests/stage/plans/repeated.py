@@ -59,6 +59,9 @@ decimals = 0
 missing = "level"
 repeated = true
 """
+FIRST = VISITS.replace('kind = "ordered"\nlevels = [0, 6, 12]', 'kind = "integer"\nlower = 0\nupper = 60').replace(
+    "[dictionary.columns.visit]", '[dictionary.columns.visit]\nrepeated = true\nmissing = "level"'
+)
 KEY = b"k" * 32
 
 
