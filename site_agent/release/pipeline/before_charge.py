@@ -63,12 +63,13 @@ def require_able(plan: StudyPlan, source: TableSource, site: WorkingSite) -> tup
     if not source.path.exists():  # what is read after the charge refuses it, in words
         return ()
     rows = reader(source).count(source)
-    require_delta(plan.budget.delta, fewest_persons(plan, rows, len(site.ledger.persons_withdrawn(plan.study))))
+    fewest = fewest_persons(plan, rows, len(site.ledger.persons_withdrawn(plan.study)))
+    require_delta(plan.budget.delta, 0 if _several_rows(plan, source) else fewest)
     effort = _effort(plan, persons_of(plan, rows))
     passes = earlier and not any(refits(plan, wave) for wave in plan.waves)  # and fits nothing
     return (
         *_delta_noted(plan, rows),
-        *_opened_or_noted(plan, rows, effort, site.coordinator_takes),
+        *_opened_or_noted(plan, source, rows, effort, site.coordinator_takes),
         *_require_memory(effort.memory_mb if passes else most_memory(plan, rows, effort), site.memory_mb),
     )
 
@@ -95,14 +96,14 @@ def _delta_noted(plan: StudyPlan, rows: int) -> tuple[str, ...]:
     return (f"The plan's δ must be below 1/(10 n), and is not for all {rows} rows: how many persons they are decides.",)
 
 
-def require_openable(plan: StudyPlan, persons: int, takes: CoordinatorLimits | None) -> None:
+def require_openable(plan: StudyPlan, source: TableSource, persons: int, takes: CoordinatorLimits | None) -> None:
     """See of the persons whom a release is of what `require_able` sees of rows, where each may have several of these.
 
     Args:
         persons: n of the release. takes: what the coordinator takes; None where it has not said.
     Raises: TooLarge.
     """
-    if plan.dictionary.repeated is not None:
+    if _several_rows(plan, source):
         _require_opened(plan, persons, _effort(plan, persons), takes, _UNDRAWN)
 
 
@@ -112,9 +113,16 @@ def _effort(plan: StudyPlan, persons: int) -> Effort:
     return plan.release.effort(plan, persons, Encoder(dictionary=plan.dictionary).d)
 
 
-def _opened_or_noted(plan: StudyPlan, rows: int, effort: Effort, takes: CoordinatorLimits | None) -> tuple[str, ...]:
+def _several_rows(plan: StudyPlan, source: TableSource) -> bool:
+    """True if a person may have several rows of the table, which the plan or the mapping makes one."""
+    return plan.dictionary.repeated is not None or source.steps.persons is not None
+
+
+def _opened_or_noted(
+    plan: StudyPlan, source: TableSource, rows: int, effort: Effort, takes: CoordinatorLimits | None
+) -> tuple[str, ...]:
     """Refuse as `_require_opened` where each row is a person's only one; else say that it may be refused."""
-    if plan.dictionary.repeated is None:
+    if not _several_rows(plan, source):
         return _require_opened(plan, rows, effort, takes, _UNCHARGED)
     try:
         return _require_opened(plan, persons_of(plan, rows), effort, takes, _UNDRAWN)

@@ -136,7 +136,7 @@ def make_release(
         leaving=chosen.leaving,
         sizes=(*chosen.sizes, *unlike),
     )
-    require_openable(plan, len(chosen.rows) + len(chosen.stayed), site.coordinator_takes)
+    require_openable(plan, source, len(chosen.rows) + len(chosen.stayed), site.coordinator_takes)
     drawing = drawing_of(plan, trained.flow if trained else None, embedding)
     drawing.take(table, everyone, chosen, sealed)
     names, trained_on = None if everyone is None else chosen.of(everyone), None

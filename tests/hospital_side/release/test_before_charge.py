@@ -18,10 +18,12 @@ from stage.plans.repeated import counted as counted_visits
 from shared.base.process import available_cores, available_mb
 from shared.errors import ChecksRefusal, ConfigRefusal, Refusal, SchemaRefusal, StorageRefusal, TooLarge
 from shared.mechanisms.slicing.plan import SlicingPlan
+from shared.plans.dictionary import Dictionary
 from shared.plans.plan import Budget, StudyPlan
 from shared.wire.site_messages import CoordinatorLimits
 from site_agent.config import SiteConfig, TableSource
 from site_agent.desk import open_desk, working_site
+from site_agent.records.mapping.declared import Combination, Steps
 from site_agent.release.pipeline.before_charge import WITHIN, fewest_persons, require_able
 from site_agent.release.pipeline.opened import TABLE_CAP
 from site_agent.release.pipeline.stages import most_memory
@@ -94,17 +96,27 @@ def test_how_many_persons_so_many_rows_are_is_left_to_the_records(text):
     assert fewest_persons(counted_visits(text), 1000) == 0
 
 
+COMBINED = Steps(persons=Combination(take={"sbp": "mean"}))
+"""A mapping that makes a person's rows one."""
+
+
+@pytest.mark.parametrize("made_one", ["by the plan", "by the mapping"])
 @pytest.mark.parametrize("limit", ["delta", "between", "less"])
-def test_how_many_rows_a_person_has_decides_nothing_of_the_charge(tmp_path, limit):
+def test_how_many_rows_a_person_has_decides_nothing_of_the_charge(tmp_path, limit, made_one):
     """297 rows are 99 persons at least, 299 a hundred: whether a reservation is made is seen by the coordinator."""
-    plan = replace(counted_visits(), release=SlicingPlan(epsilon=5.1))
+    plan, rows = replace(counted_visits(), release=SlicingPlan(epsilon=5.1)), 100
+    if made_one == "by the mapping":
+        columns = tuple(column for column in plan.dictionary.source.columns if column.name != "visit")
+        plan, rows = replace(plan, dictionary=Dictionary(name="one", version=1, columns=columns)), 298
     if limit == "delta":
-        plan = replace(plan, budget=Budget(epsilon=600.0, delta=1 / 1000))
+        plan = replace(plan, budget=Budget(epsilon=600.0, delta=1 / (10 * rows)))
     slicing = plan.release.slicing(plan)
     most = 8 * slicing.slices * (slicing.d + {"delta": 10_000, "between": 298, "less": 99}[limit])
     told = []
     for last in (1, 3):
         where, bench = visited(tmp_path / f"{last}", last), Bench(tmp_path / f"{last}" / "home")
+        if made_one == "by the mapping":
+            where = replace(where, steps=COMBINED, ignore=("visit",))
         bench.site = replace(bench.site, coordinator_takes=replace(AMPLE, max_table=most))
         try:
             release(plan, bench.site, where)
@@ -112,7 +124,7 @@ def test_how_many_rows_a_person_has_decides_nothing_of_the_charge(tmp_path, limi
             told.append((type(refusal), refusal.given, refusal.next_step))
         told.append([entry.kind for entry in bench.site.ledger.entries()])
     assert told[: len(told) // 2] == told[len(told) // 2 :]
-    refusals = {"delta": [ChecksRefusal], "between": [], "less": [TooLarge]}[limit]
+    refusals = {"delta": [ChecksRefusal][: rows == 100], "between": [], "less": [TooLarge]}[limit]
     assert [one[0] for one in told if isinstance(one, tuple)] == 2 * refusals
     assert "reserve" in told[-1]
     if limit == "less":
