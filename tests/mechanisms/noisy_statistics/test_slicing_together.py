@@ -10,9 +10,10 @@ import pytest
 
 from coordinator.pooling.pool import pool_estimates
 from shared.base.randomness import seeded_rng
+from shared.errors import EstimateRefusal
 from shared.estimands.answer import estimate, parse_estimand
 from shared.mechanisms.slicing.plan import SlicingPlan
-from shared.mechanisms.slicing.projections import fit, margins_of
+from shared.mechanisms.slicing.projections import fit, margins_of, moments
 from shared.plans.dictionary import Column, Dictionary
 
 DOSED = Dictionary(
@@ -169,6 +170,82 @@ def test_a_share_that_noise_hides_is_refused_and_its_mean_is_not(plan):
     assert {row.reason.split(";")[1] for rows in found.values() for row in rows} == {" mean(ill) is pooled as it is"}
     real, mean = answers_of(study, tables, drawn, parse_estimand("mean(ill)"))
     assert mean.ci_lb <= real.beta <= mean.ci_ub
+
+
+REGIONS = Dictionary(
+    name="regions",
+    version=1,
+    columns=(
+        Column(name="person", kind="person"),
+        Column(name="region", kind="nominal", levels=("a", "b", "c", "d", "e"), missing="level"),
+        Column(name="stage", kind="ordered", levels=(1, 2, 3)),
+        Column(name="age", kind="continuous", lower=-4, upper=4, decimals=3),
+    ),
+)
+
+
+def living(seed: int, n: int) -> pd.DataFrame:
+    """Patients of five regions, one rare, some unknown, and of three stages."""
+    rng = np.random.default_rng(seed)
+    region = rng.choice([*"abcde", None], n, p=[0.4, 0.25, 0.17, 0.1, 0.04, 0.04])
+    columns = {"region": region, "stage": rng.choice([1, 2, 3], n, p=[0.5, 0.3, 0.2])}
+    columns |= {"age": rng.standard_normal(n).clip(-4, 4).round(3)}
+    return pd.DataFrame({"person": np.arange(n).astype(str), **columns})
+
+
+def lived(plan, sites: int, n: int, sigma: float):
+    """(study, site to records, site to lines)"""
+    tables = {f"s{k:02}": living(k, n) for k in range(sites)}
+    study, drawn = drawn_of(plan, REGIONS, {s: REGIONS.check(one) for s, one in tables.items()}, sigma)
+    return study, tables, drawn
+
+
+@pytest.mark.parametrize(
+    "asked", ['proportion(region == "e")', 'proportion(region == "a" | region == "b")', "proportion(stage >= 2)"]
+)
+def test_a_share_of_levels_is_the_lines_own(plan, asked):
+    study, tables, drawn = lived(plan, 12, 1200, 0.4)
+    real, found = answers_of(study, tables, drawn, parse_estimand(asked))
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    assert found.shared == 0, "nothing is left to a model"
+    assert abs(found.beta - real.beta) < 0.1, "a model draws a rare level towards none"
+    assert [row.n_missing for row in found.estimates] == pytest.approx(
+        [row.n_missing for row in real.estimates], abs=25
+    )
+
+
+def test_the_mean_of_an_ordered_column_is_the_lines_own(plan):
+    study, tables, drawn = lived(plan, 6, 1200, 0.4)
+    real, found = answers_of(study, tables, drawn, parse_estimand("mean(stage)"))
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    assert found.shared == 0
+    assert found.se < 1.5 * real.se
+    with pytest.raises(EstimateRefusal, match="must be 0 or 1"):
+        study.release.together(study, drawn, parse_estimand("proportion(stage)"), origins=origins(drawn))
+
+
+def test_a_share_of_sites_whose_differences_noise_hides_has_what_these_make_of_the_curve_in_its_interval(plan):
+    study, tables, drawn = lived(plan, 12, 400, 8.0)
+    real, found = answers_of(study, tables, drawn, parse_estimand('proportion(region == "a")'))
+    assert found.ci_lb <= real.beta <= found.ci_ub
+    assert 0 < found.shared < found.se**2
+    refused = study.release.together(study, drawn, parse_estimand('proportion(region == "e")'), origins=origins(drawn))
+    assert {row.reason for rows in refused.values() for row in rows} == {
+        "noise hides how far sites' shares are from 0, which logits need; the mean of a 0/1 column of it that sites "
+        "compute is pooled as it is"
+    }
+
+
+def test_levels_that_sum_to_one_halve_the_noise_of_a_yes(plan):
+    tables = {"s00": skewed(0.4, 800, 3), "s01": skewed(0.4, 800, 4)}
+    study, drawn = drawn_of(plan, SKEWED, tables, 4.0)
+    found = study.release.together(study, drawn, parse_estimand("mean(ill)"), origins=origins(drawn))
+    for rows, (site, [(table, n)]) in zip(found.values(), drawn.items(), strict=True):
+        directions, lines = study.release.projections(study, table)
+        code = study.release.code(study)
+        noise = moments(code, [(directions, lines)], study.release.slicing(study).sigma).noise
+        assert rows[0].vi_privacy == pytest.approx(noise[-1, -1] / 2 / n, rel=0.2)
+        assert abs(rows[0].yi - tables[site]["ill"].mean()) < 3 * rows[0].vi_privacy ** 0.5
 
 
 def shifted(seed: int, n: int) -> pd.DataFrame:
