@@ -102,6 +102,32 @@ def test_a_column_with_levels_or_without_a_tail_is_answered_as_before():
         assert row.vi_common == 0
 
 
+WORKING = Column(name="age", kind="continuous", lower=18, upper=100, decimals=1)
+
+
+@pytest.mark.parametrize(
+    ("law", "upside_down", "tailed"),
+    [("working", False, False), ("working", True, False), ("late", False, True), ("late", True, True)],
+)
+def test_a_column_that_ends_before_its_nearer_bound_has_a_tail_only_where_persons_lie_far_from_it(
+    law, upside_down, tailed
+):
+    """Ages of 25 to 59 lie near the lower bound, as a skewed column does, and have none."""
+    names = ("age", "crp", "sex")
+    plan = plan_of((WORKING, CRP, SEX, DIED), names, declared=list(names), epsilon=10.0)
+    rng, n = np.random.default_rng(6), 4000
+    age = rng.uniform(25, 59, n) if law == "working" else (27 + np.exp(rng.normal(1.9, 0.9, n))).clip(18, 100)
+    age = 118 - age if upside_down else age
+    checked = plan.dictionary.check(records(6, n).assign(age=age.round(1)))
+    design = plan.release.design(plan)
+    figures = plan.release.draw(plan, checked, seeded_rng(6))
+    release = read(plan.release.release(plan, figures, n).to_bytes(), design)
+    assert bool(hidden_tails(release, design, 0)) == tailed
+    assert hidden_tails(release, design, 1)
+    (row,) = plan.release.answer(plan, [(figures, n)], parse_estimand("mean(age)"), levels={}, **ORIGIN)
+    assert any("age is skewed" in said for said in row.warnings) == tailed
+
+
 def test_persons_far_out_of_a_column_that_is_not_skewed_are_seen_where_they_stand_out_of_the_noise():
     plan = study(100.0)
     rng, n = np.random.default_rng(5), 4000
