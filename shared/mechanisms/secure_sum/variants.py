@@ -16,6 +16,10 @@ its model is true: what it leaves out may matter.
 The pilot's own coefficient of a variant is that solution at the site's place, moved along its derivative to the site's
 effects; it knows nothing of a subgroup that differs otherwise than in its covariates. That the sum tells.
 
+Points of the law may be at two levels of a nominal column, or at the first too often (`factors.folded`); records are
+not, and they alone are summed. With points that have one level each, by `factors.level_coefficients`, answers of levels
+that lie apart in covariates and effect were as far from the records' as without: within a fifth of a standard error.
+
 Source: D. Y. Lin, L. J. Wei (1989), J. Am. Stat. Assoc. 84, 1074.
 """
 
