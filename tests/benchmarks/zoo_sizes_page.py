@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.answers.record_gap import MEASURED_TO
 from tests.benchmarks import worlds, zoo, zoo_moments, zoo_page
 from tests.benchmarks.zoo_page import KEPT, LATENT_SIZES, figures_by_outcome, figures_by_size, spread, table
-from tests.benchmarks.zoo_words import CROSS, DENSITIES, HEAVY, SLICING, TABLES
+from tests.benchmarks.zoo_words import CROSS, DENSITIES, HEAVY, HEAVY_LOGGED, SLICING, TABLES
 
 __all__ = ["by_size_and_type", "figures", "heavy_tails", "latent", "logged"]
 
@@ -81,6 +81,8 @@ def _table(cells: Mapping[tuple[int, int], Mapping[str, Found]], kinds: Sequence
 
 TAILED = "zoo_heavy_tails"
 """The record of the world with a Pareto covariate: counts, and beside them yes or no."""
+TAILED_LOGGED = ("zoo_heavy_tails_logged", "zoo_heavy_tails_logged_20000")
+"""The same world with the marker's logarithm planned: counts, and beside them survival."""
 
 
 def heavy_tails() -> str:
@@ -88,9 +90,16 @@ def heavy_tails() -> str:
     record = zoo_page.results(TAILED)
     if record is None:
         return ""
+    logged = [cell for found in map(zoo_page.results, TAILED_LOGGED) if found for cell in found["cells"]]
+    parts = [HEAVY, _tails(record["cells"], ("0.8", "0")), _tails_in_words(record["cells"])]
+    return "\n".join([*parts, *([HEAVY_LOGGED, _tails(logged, ("0.8",))] if logged else [])])
+
+
+def _tails(cells: Sequence[Mapping[str, Any]], widths: Sequence[str]) -> str:
+    """A line for each cell and w."""
     rows = []
-    for one in sorted(record["cells"], key=lambda cell: (cell["kind"] == "binary", cell["n"], cell["sites"])):
-        for w in ("0.8", "0"):
+    for one in sorted(cells, key=lambda cell: (cell["kind"] != "count", cell["n"], cell["sites"])):
+        for w in widths:
             of = {key.partition(",")[0]: spread(line) for key, line in one["terms"].items() if key.endswith(f"w={w}")}
             outside = [term for term, found in of.items() if not found["held"]]
             cautions = sum(bool(of[term]["wrong_cautioned"]) for term in outside)
@@ -115,7 +124,7 @@ def heavy_tails() -> str:
         "the flows' own, of these",
         "distance holds",
     )
-    return "\n".join([HEAVY, table((*heads, "cautioned: wrong; right"), rows), _tails_in_words(record["cells"])])
+    return table((*heads, "cautioned: wrong; right"), rows)
 
 
 def _tails_in_words(cells: Sequence[Mapping[str, Any]]) -> str:

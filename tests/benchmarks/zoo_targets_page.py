@@ -190,7 +190,12 @@ def _tailed(of: str) -> list[Row]:
     rows = _least(f"{of}, [counts beside a heavy tail](#counts-beside-a-heavy-tail)", cells)
     for one in _some("zoo_heavy_tails", "w=0.8", "", "kind=count", kind="count"):
         rows.append(_bias("the same, all n and K: bias of one draw, median / 95th percentile", one))
-    return rows + _least("the same", cells, "told")
+    rows += _least("the same", cells, "told")
+    for kind in ("survival", "count"):
+        for one in _some("zoo_heavy_tails_logged_20000", "w=0.8", "", f"kind={kind}", kind=kind):
+            logged = "that world with [the marker's logarithm](#the-markers-logarithm) planned"
+            rows.append(_percent(f"{of}, {logged}, {kind} at n = 20,000, K = 4, 12 and 48: {HELD}", one))
+    return rows
 
 
 def _distance_by_type(of: str) -> list[Row]:

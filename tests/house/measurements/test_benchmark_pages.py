@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.benchmarks import zoo_apart_page, zoo_page
+from tests.benchmarks import zoo_apart_page, zoo_page, zoo_sizes_page
 from tests.benchmarks.pages import write
 
 TEMPLATES = sorted(write.HERE.rglob("*.md"))
@@ -55,6 +55,7 @@ def test_every_file_of_figures_is_on_a_page():
         zoo_page.DOUBTS,
         *zoo_apart_page.APART.values(),
         *zoo_apart_page.TRIED.values(),
+        *zoo_sizes_page.TAILED_LOGGED,
         *(name for row in zoo_apart_page.MENDED.values() for name in row.values()),
     }
     assert unread - zoo == set()
