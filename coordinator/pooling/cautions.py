@@ -5,9 +5,8 @@ answers that are right (docs/zoo.md says how many). Whatever is true of most ans
 sites, is a note and no caution.
 
 * Warnings of the sites' estimates: a posture whose flow saw no record, a curve that only a flow can draw, a
-  coefficient that a plan of noisy moments does not declare, whose two figures contradict each other, or that levels
-  which overlap move. That of undeclared ones stands by right answers too: nothing that is released tells them from the
-  wrong ones.
+  coefficient that a plan of noisy moments does not declare, or whose two figures contradict each other. That of
+  undeclared ones stands by right answers too: nothing that is released tells them from the wrong ones.
 * Rows that deny the question's model: their influences vary `DENIED` times as much as its standard error says. What
   chance does to such an answer is in the interval, with the rows' own spread; but a few rows decide it, and these are
   what a flow draws worst. Of all that released rows tell, this told answers outside their intervals from others best

@@ -41,13 +41,12 @@ from shared.mechanisms.moments.copula import (
     AnyScore,
     CopulaModel,
     CopulaParameters,
-    complete,
     doubted,
     observations,
     precisions,
 )
 from shared.mechanisms.moments.draw import moments
-from shared.mechanisms.moments.factors import folded, level_chances, level_coefficients
+from shared.mechanisms.moments.factors import LEVELS_REACH, folded, level_chances, level_coefficients, with_levels
 from shared.mechanisms.moments.histograms import Tail
 from shared.mechanisms.moments.margins import Margin
 from shared.mechanisms.moments.noise import Design, MomentsRelease
@@ -89,8 +88,6 @@ _DROWNED_TAIL = (
 
 _PRIOR_LEVELS = 2.0
 """Standard deviation of the weak prior on how the log odds of a level change, per scale of a covariate."""
-_REACH = 3.0
-"""Covariates enter the log odds of a level within this many scales."""
 _ROUNDS, _NEAR = 12, 1e-4
 """Steps for the effects of rows with one level each, and how small the last is."""
 
@@ -121,7 +118,7 @@ def fit(
         rng: draws the parametric bootstrap (no guarantee rests on it); None: never bootstrap.
         bootstrap: synthetic releases where there are `few` patients.
     """
-    fitted = complete(release, design)
+    fitted = with_levels(release, design)
     model, theta = fitted.model, fitted.theta
     # Public seed: these rows only stand for the model in an expectation.
     x, y = drawn(model, theta, np.random.default_rng(20260101).random((_ROWS, design.p + 3)))
@@ -252,7 +249,7 @@ class _Levels:
         self._margins = [self.model.margin(j, theta.shift[j], theta.stretch[j]) for j in range(p)]
         self._coefficients: list[Array] = []
         latents = self.model.latents
-        x = self.model.points(self._margins, self._z, latents)
+        x = self.model.copula_points(self._margins, self._z, latents)
         beside = list(self._others)
         for own in self._columns:
             wide = self.model.lens.wide(x)[:, beside]
@@ -268,7 +265,7 @@ class _Levels:
 
     def _seen(self, x: Array, columns: Sequence[int]) -> Array:
         """(n, columns) covariates as the logits have them."""
-        return np.clip(self.model.lens.standard(x)[:, list(columns)], -_REACH, _REACH)
+        return np.clip(self.model.lens.standard(x)[:, list(columns)], -LEVELS_REACH, LEVELS_REACH)
 
     def _put(self, x: Array, own: Sequence[int], found: Array, beside: Sequence[int], latents: Array) -> None:
         """Put each row of x into one level of the factor with these columns, by the latent of its first one."""
@@ -278,7 +275,7 @@ class _Levels:
 
     def points(self, latents: Array) -> Array:
         """(n, p) covariates at the latents."""
-        x, beside = self.model.points(self._margins, self._z, latents), list(self._others)
+        x, beside = self.model.copula_points(self._margins, self._z, latents), list(self._others)
         for own, found in zip(self._columns, self._coefficients, strict=True):
             self._put(x, own, found, beside, latents)
             beside += own
@@ -373,7 +370,7 @@ class Cohort:
             x, y = drawn(self.model, self.theta, draws.random((self.n, self.design.p + 3)))
             table = pd.DataFrame(np.column_stack([x, y]), columns=list(names))
             redrawn = moments(table, self.design, source, points=_FEWER)
-            refit = complete(redrawn, self.design, _FEWER)
+            refit = with_levels(redrawn, self.design, _FEWER)
             found.append(refit.theta.effects[0, 1:] * refit.model.outcome.unit / refit.model.lens.scale)
         effects = np.array(found)
         spread = 1.4826 * np.median(np.abs(effects - np.median(effects, axis=0)), axis=0)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -43,11 +43,14 @@ from shared.plans.dictionary import NUMERIC
 
 __all__ = [
     "CUT",
+    "POINTS",
     "CopulaModel",
     "CopulaParameters",
+    "FittedCopula",
     "Score",
     "complete",
     "doubted",
+    "joint",
     "moved",
     "observations",
     "pilot",
@@ -112,6 +115,7 @@ class CopulaModel:
         self.design, self.lens, self.p = design, lens, design.p
         self.outcome, self.margins = lens.outcome, lens.margins
         self.latents = _latents(self.p)[:points]
+        self.counted: frozenset[int] = frozenset()  # covariates whose moments no model need come between
         self.coarse = self.latents[:_COARSE]
         self.binary = np.array([column.kind == "binary" for column in design.covariates])
         self.spans = [c.span if c.kind in NUMERIC else (0.0, len(c.levels) - 1.0) for c in design.covariates]
@@ -149,6 +153,10 @@ class CopulaModel:
 
     def points(self, margins: list[Margin], z: Array, latents: Array | None = None) -> Array:
         """(n, p) covariates at the latents, correlated by Fisher's z."""
+        return self.copula_points(margins, z, latents)
+
+    def copula_points(self, margins: list[Margin], z: Array, latents: Array | None = None) -> Array:
+        """The same, each column the image of its latent."""
         g = (self.latents if latents is None else latents) @ _root(z, self.p).T
         return np.column_stack([margin.at(g[:, j]) for j, margin in enumerate(margins)])
 
@@ -242,36 +250,40 @@ class CopulaModel:
         return block if score is None else np.hstack([block, *score.each(self.outcome, [eta], x)])
 
     def _outward_slope(self, theta: CopulaParameters, margins: list[Margin], x: Array, score: AnyScore | None) -> Array:
-        """(moments of the outcome and scores, parameters of the covariates) derivatives through the points.
+        """(moments of the outcome and scores, parameters of the covariates) derivatives through the points x."""
+        return self._changes(theta.effects, x, list(self._moves(theta, margins, x)), score)
+
+    def _changes(self, effects: Array, x: Array, moves: Sequence[tuple[Array, float]], score: AnyScore | None) -> Array:
+        """(moments of the outcome and scores, moves) what they change by, per step, where points x move.
 
         A step function of the latents has no derivative: points that step are looked at where they step to, and the
         step is one that some points notice.
         """
-        coarse = np.array([not margin.smooth for margin in margins])
-        here, scale, m = self._each(theta.effects, x, score), self.lens.scale, len(x)
-        inward = np.array([self._each(theta.effects, x + by, score) - here for by in 1e-4 * np.diag(scale)]) / 1e-4
+        coarse = np.array([not margin.smooth for margin in self.margins])
+        here, scale, m = self._each(effects, x, score), self.lens.scale, len(x)
+        inward = np.array([self._each(effects, x + by, score) - here for by in 1e-4 * np.diag(scale)]) / 1e-4
         inward = inward.reshape(self.p * m, -1)
-        latents = self.coarse @ _root(theta.z, self.p).T
         columns = []
-
-        def add(moved: Array, step: float) -> None:
+        for moved, step in moves:
             stepped = (moved[:, coarse] != x[:, coarse]).any(axis=1)
             by = np.where(stepped[:, None], 0.0, (moved - x) / scale)
             change = by.T.ravel() @ inward
             if stepped.any():
-                change = change + (self._each(theta.effects, moved[stepped], score) - here[stepped]).sum(axis=0)
+                change = change + (self._each(effects, moved[stepped], score) - here[stepped]).sum(axis=0)
             columns.append(change / (step * m))
+        return np.array(columns).T
 
-        steps = np.where(coarse, 0.08, 2e-3)
+    def _moves(self, theta: CopulaParameters, margins: list[Margin], x: Array) -> Iterator[tuple[Array, float]]:
+        """Where the coarse points x move to with each parameter of the covariates, and its step."""
+        coarse = np.array([not margin.smooth for margin in margins])
+        latents, steps = self.coarse @ _root(theta.z, self.p).T, np.where(coarse, 0.08, 2e-3)
         for j, margin in self._moved(theta, steps):
             moved = x.copy()
             moved[:, j] = margin.at(latents[:, j])
-            add(moved, steps[j])
-        for k, step in enumerate(np.where(np.logical_or.outer(coarse, coarse)[np.triu_indices(self.p, 1)], 0.08, 2e-3)):
-            z = theta.z.copy()
-            z[k] += step
-            add(self.points(margins, z, self.coarse), step)
-        return np.array(columns).T
+            yield moved, steps[j]
+        steps = np.where(np.logical_or.outer(coarse, coarse)[np.triu_indices(self.p, 1)], 0.08, 2e-3)
+        for step, unit in zip(steps, np.eye(len(steps)), strict=True):
+            yield self.copula_points(margins, theta.z + step * unit, self.coarse), step
 
     def rows(self, x: Array, y: Array, score: AnyScore | None) -> Array:
         """(n, moments) each record's part of the sums, in the units of `predict`."""
@@ -405,7 +417,9 @@ AnyScore = Score | ResidualScore
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fitted:
+class FittedCopula:
+    """Parameters that a release gives, and `gain`, their derivative in its figures, whose noise has these variances."""
+
     model: CopulaModel
     theta: CopulaParameters
     gain: Array
@@ -453,7 +467,7 @@ def precisions(model: CopulaModel) -> Array:
     )
 
 
-def _solve(release: MomentsRelease, design: Design, points: int) -> _Fitted:
+def _solve(release: MomentsRelease, design: Design, points: int) -> FittedCopula:
     """Blocks 1 to 3: margins and correlations one by one, effects by Gauss-Newton, then one joint step."""
     model = CopulaModel(design, design.lens(release), points)
     observed, noise = observations(release, model.lens, None)
@@ -489,7 +503,7 @@ def _solve(release: MomentsRelease, design: Design, points: int) -> _Fitted:
         if float(np.abs(step).max()) < 1e-3:
             break
     theta = CopulaParameters(shift, stretch, z, effects)
-    return _joint(model, theta, observed, noise, None, 1)
+    return joint(FittedCopula(model=model, theta=theta, gain=np.empty(0), noise=noise, score=None), observed, 1)
 
 
 def doubted(model: CopulaModel, slope: Array, noise: Array, score: AnyScore | None) -> Array:
@@ -501,16 +515,15 @@ def doubted(model: CopulaModel, slope: Array, noise: Array, score: AnyScore | No
         return noise
     p, out = model.p, noise.copy()
     first, effects = 2 * p + p * (p - 1) // 2, slope.shape[1] - model.outcome.predictors * (1 + p)
-    for j in score.columns:
+    for j in [j for j in score.columns if j not in model.counted]:
         out[first + 1 + j] += (slope[first + 1 + j, effects + 1 + j] * _DOUBT) ** 2
     return out
 
 
-def _joint(
-    model: CopulaModel, theta: CopulaParameters, observed: Array, noise: Array, score: AnyScore | None, steps: int
-) -> _Fitted:
-    precision = precisions(model)
-    gain: Array = np.empty(0)
+def joint(start: FittedCopula, observed: Array, steps: int) -> FittedCopula:
+    """All parameters after so many joint steps towards what was observed, held by the weak prior."""
+    model, theta, noise, score = start.model, start.theta, start.noise, start.score
+    precision, gain = precisions(model), start.gain
     for _ in range(steps):
         value, slope = model.slope(theta, score)
         weighted = slope.T / doubted(model, slope, noise, score)
@@ -518,7 +531,7 @@ def _joint(
         gain = np.asarray(np.linalg.solve(hessian, weighted), dtype=float)
         step = gain @ (observed - value) - np.linalg.solve(hessian, precision * theta.flat)
         theta = theta.like(theta.flat + np.clip(step, -0.4, 0.4))
-    return _Fitted(model=model, theta=theta, gain=gain, noise=noise, score=score)
+    return replace(start, theta=theta, gain=gain)
 
 
 def _step(slope: Array, residual: Array, noise: Array, precision: Array, at: Array, most: float) -> Array:
@@ -552,7 +565,7 @@ def moved(model: CopulaModel, j: int, target: Array, noise: Array, precision: Ar
 
 
 @lru_cache(maxsize=2)
-def _solved(blocks: bytes, design: Design, points: int) -> tuple[_Fitted, AnyScore | None]:
+def _solved(blocks: bytes, design: Design, points: int) -> tuple[FittedCopula, AnyScore | None]:
     """Blocks 1 to 3 and where block 4 looks; kept, because a site asks for it and then fits the same release."""
     release = read(blocks, design)
     fitted = _solve(release, design, points)
@@ -578,10 +591,10 @@ def pilot(release: MomentsRelease, design: Design, points: int = POINTS) -> AnyS
     return score
 
 
-def complete(release: MomentsRelease, design: Design, points: int = POINTS) -> _Fitted:
+def complete(release: MomentsRelease, design: Design, points: int = POINTS) -> FittedCopula:
     """The parameters that all blocks give, the score among them where one is declared."""
     fitted, score = _solved(_first_blocks(release), design, points)
     if score is None:
         return fitted
     observed, noise = observations(release, fitted.model.lens, score)
-    return _joint(fitted.model, fitted.theta, observed, noise, score, 2)
+    return joint(replace(fitted, noise=noise, score=score), observed, 2)

@@ -5,17 +5,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from shared.estimands.answer import Estimand
 from shared.mechanisms.moments.factors import columns_of, factor_of, in_words
 from shared.mechanisms.moments.noise import Design
-from shared.mechanisms.moments.together import SiteEffects
 from shared.plans.dictionary import NUMERIC, Column, Dictionary
 
 __all__ = [
@@ -23,7 +18,6 @@ __all__ = [
     "TAILED",
     "cautions_of",
     "names_of",
-    "of_one_overlap",
     "plain",
     "planned_terms",
     "terms_of",
@@ -58,13 +52,6 @@ _SKEWED = (
     "a bound, or is spread over all of its range. Noisy histograms and bounded sums hold little of a tail, and effects "
     "on {name} may be off by more than their intervals say: with a tail, too near to none, in an interval narrower "
     "than the records' own. Plan it as a count, as its logarithm or in bands, or a mechanism that keeps rows."
-)
-_OVERLAPPING = (
-    "The planned model lets a person be at several levels of {name} at once, and counts such a person's outcome at "
-    "each. So the first level, {first}, seems to have {more} outcomes than it has, which moves the effects of all "
-    "others alike: by the fitted figures of all sites {term} comes out too {low}, by roughly a factor of {far}, or "
-    "more where outcomes are common; its interval holds that factor in both directions. Plan noisy tables, or {name} "
-    "with fewer levels or with another level first, and see whether the answer stays."
 )
 TAILED = (
     "{name} is skewed, or has more persons far out than a smooth margin, and noise hides how many. The answer counts "
@@ -179,7 +166,7 @@ def _of_two(term: str, dictionary: Dictionary) -> str:
 
 
 def cautions_of(
-    name: str, design: Design, question: Estimand, apart: float, units: float, beyond: float, overlap: float
+    name: str, design: Design, question: Estimand, apart: float, units: float, beyond: float
 ) -> tuple[str, ...]:
     """Cautions on a covariate's coefficient.
 
@@ -188,39 +175,11 @@ def cautions_of(
         apart: how far its two figures differ, per unit; 0 where chance may do that.
         units: for which the coefficient is told.
         beyond: as of `histograms.normal_beyond`.
-        overlap: what it lacks because levels overlap; 0 where that is small.
     """
     found = _of_coefficient(name, design, question, apart, units)
-    if overlap:
-        found += (_of_levels(name, design, overlap),)
     if beyond >= _BEYOND:
         found += (_SKEWED.format(name=design.response.name, share=100 * beyond),)
     return found
-
-
-def of_one_overlap(found: Mapping[str, Sequence[SiteEffects]]) -> dict[str, list[SiteEffects]]:
-    """The same, with one word on overlapping levels where sites were looked at from several sets of them.
-
-    Where the sets agree on the direction, each site tells the larger of their figures. So nobody's answer moves, a pool
-    gives one caution, and a site's word on how many persons it has makes no other's caution smaller.
-    """
-    overlaps = np.array([one.overlap for several in found.values() for one in several])
-    if not overlaps.any():
-        return {site: list(several) for site, several in found.items()}
-    agreed = (overlaps >= 0).all(axis=0) | (overlaps <= 0).all(axis=0)
-    largest = np.where(overlaps.max(axis=0) > 0, overlaps.max(axis=0), overlaps.min(axis=0))
-    return {
-        site: [replace(one, overlap=np.where(agreed & (one.overlap != 0), largest, one.overlap)) for one in several]
-        for site, several in found.items()
-    }
-
-
-def _of_levels(name: str, design: Design, overlap: float) -> str:
-    """Of the levels of a factor, which overlap."""
-    column = next(factor.column for factor in design.factors if name in factor.names)
-    more, low = ("more", "low") if overlap > 0 else ("fewer", "high")
-    words = {"more": more, "low": low, "far": f"{math.exp(min(abs(overlap), 50)):.1f}"}
-    return _OVERLAPPING.format(name=column.name, first=column.levels[0], term=in_words(name, design.factors), **words)
 
 
 def _of_coefficient(name: str, design: Design, question: Estimand, apart: float, units: float) -> tuple[str, ...]:

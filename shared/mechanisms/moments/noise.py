@@ -100,7 +100,6 @@ from numpy.typing import NDArray
 from shared.base.canonical import canonical_json, parse_json
 from shared.base.process import deferred
 from shared.errors import DictionaryRefusal, MissingRefusal, PlanRefusal, SchemaRefusal
-from shared.mechanisms.moments.factors import Factor
 from shared.mechanisms.moments.margins import Margin, bin_edges, fitted_margin
 from shared.mechanisms.moments.outcomes import Outcome, fitted_survival, from_margin
 from shared.mechanisms.moments.spec import (
@@ -108,6 +107,7 @@ from shared.mechanisms.moments.spec import (
     SQUARE,
     STEPS,
     VERSION,
+    Factor,
     MomentsSpec,
     ScoreKind,
     block_lengths,

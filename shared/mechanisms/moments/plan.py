@@ -44,7 +44,6 @@ from shared.mechanisms.moments.figures import (
     TAILED,
     cautions_of,
     names_of,
-    of_one_overlap,
     planned_terms,
 )
 from shared.mechanisms.moments.histograms import Tail, beside_margin, coarse, hidden_tails, normal_beyond
@@ -126,8 +125,8 @@ class MomentsPlan(LabelledFigures):
             "coefficient is the regression's own all the same, the nearer the larger ε and the site: declare each one "
             "that will be read (docs/zoo.md). Many large sites share the model's error, which does not shrink with "
             "them: pooled intervals of about fifty hold too seldom. Effects on a measurement with a long tail "
-            "are drawn towards none; those of a nominal column's levels, which the model lets overlap, towards the "
-            "first one where few persons or outcomes are there."
+            "are drawn towards none; those of a nominal column's levels have wide intervals where few persons or "
+            "outcomes are at the first one."
         )
 
     @classmethod
@@ -247,12 +246,12 @@ class MomentsPlan(LabelledFigures):
         if nominal := factors_of(self.covariates, plan.dictionary):
             detail = (
                 f"{', '.join(one.column.name for one in nominal)} with a column of its own for each level but the "
-                "first: the planned model lets levels overlap, and effects are drawn towards the first one, at any "
-                "epsilon, where few persons have it or the outcome is far rarer in it than in others (docs/zoo.md)"
+                "first: where few persons have the first level, or the outcome is far rarer in it than in others, "
+                "noise hides it and all effects have wide intervals (docs/choosing.md)"
             )
             fix = (
                 "Write the level first that most persons are expected to have; where the outcome will be rare in it, "
-                "take noisy tables."
+                "another one."
             )
             found.append((detail, fix))
         response = plan.dictionary.column(self.responses[0])
@@ -320,7 +319,7 @@ class MomentsPlan(LabelledFigures):
         Raises: SchemaRefusal, and numpy.linalg.LinAlgError where the figures determine no effects.
         """
         releases = tuple(self.release(plan, table, n).to_bytes() for table, n in tables)
-        return _placed(releases, self.design(plan), alike=alike)
+        return _placed(releases, self.design(plan), alike=alike, levels=False)
 
     def doubt(self, plan: StudyPlan, table: pd.DataFrame, n: int) -> str:
         """Warning that a histogram hides a covariate, or that noise widens an interval `DOUBT` times; else empty."""
@@ -423,7 +422,6 @@ class MomentsPlan(LabelledFigures):
             except (EstimateRefusal, KeyError):  # it answers for itself, and says why not
                 continue
         beyond = _beyond(tuple(data for site in kept for data in releases[site]), design)
-        found = of_one_overlap(found)
         return {
             site: _coefficients(found[site], design, question, _TOGETHER, origins[site], beyond)
             for site in sites
@@ -473,8 +471,8 @@ def _seen(releases: Sequence[bytes], design: Design) -> list[tuple[MomentsReleas
 
 
 @lru_cache(maxsize=8)
-def _placed(releases: tuple[bytes, ...], design: Design, *, alike: bool = False) -> tuple[SitePlace, ...]:
-    return places([(read(data, design), design) for data in releases], alike=alike)
+def _placed(releases: tuple[bytes, ...], design: Design, *, alike: bool, levels: bool) -> tuple[SitePlace, ...]:
+    return places([(read(data, design), design) for data in releases], alike=alike, levels=levels)
 
 
 @lru_cache(maxsize=8)
@@ -489,7 +487,7 @@ def _beside(releases: Mapping[str, Sequence[bytes]], design: Design) -> dict[str
     owners, every = zip(*((site, one) for site, several in releases.items() for one in several), strict=True)
     _seen(every, design)
     try:
-        effects = [place.effects for place in _placed(every, design, alike=True)]
+        effects = [place.effects for place in _placed(every, design, alike=True, levels=True)]
     except np.linalg.LinAlgError:
         return {}
     if not all(np.isfinite([one.effects, one.sampling, one.privacy, one.misfit]).all() for one in effects):
@@ -517,7 +515,7 @@ def _coefficients(
         sampling, privacy = np.array([(one.sampling[j], one.privacy[j]) for one in found]).T
         weights = 1 / (sampling + privacy)
         weights /= weights.sum()
-        apart, overlap = float(found[0].apart[j]), float(found[0].overlap[j])
+        apart = float(found[0].apart[j])
         out.append(
             Estimate(
                 term=label,
@@ -527,7 +525,7 @@ def _coefficients(
                 vi_common=float(weights @ np.sqrt([one.common[j] for one in found])) ** 2 * units**2,
                 n=sum(one.n for one in found),
                 scale=question.scale,
-                warnings=cautions_of(name, design, question, apart, units, beyond, overlap),
+                warnings=cautions_of(name, design, question, apart, units, beyond),
                 how=how + (", releases by inverse variance" if len(found) > 1 else ""),
                 **origin,
             )

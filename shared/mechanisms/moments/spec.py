@@ -9,15 +9,28 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shared.base.canonical import closed
 from shared.errors import PlanRefusal
 from shared.mechanisms.moments.margins import MarginShape
+from shared.plans.dictionary import Column
 from shared.privacy import calibration
 from shared.privacy.accountant import Composition, Gaussian
 
-__all__ = ["SQUARE", "MomentsSpec", "Shares", "block_lengths", "event", "grids_of", "sigma_of"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "SQUARE",
+    "Factor",
+    "MomentsSpec",
+    "Shares",
+    "block_lengths",
+    "event",
+    "grids_of",
+    "sigma_of",
+]
 
 Kind = Literal["survival", "binary", "count", "linear"]
 Sensitivity = Literal["joint", "blocks"]
@@ -60,6 +73,29 @@ class Shares:
     def parts(self) -> tuple[float, float, float, float]:
         """In the order of the blocks."""
         return self.histograms, self.moments, self.products, self.score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """A nominal column and the binary ones that stand for its levels but the first, in order.
+
+    >>> import pandas as pd
+    >>> stage = Column(name="stage", kind="nominal", levels=("I", "II", "III"))
+    >>> one = Factor(column=stage, names=("stage_2", "stage_3"))
+    >>> one.coded(pd.DataFrame({"stage": [0.0, 2.0]}))[["stage_2", "stage_3"]].to_numpy().tolist()
+    [[0.0, 0.0], [0.0, 1.0]]
+    """
+
+    column: Column
+    names: tuple[str, ...]
+
+    def coded(self, checked: pd.DataFrame) -> pd.DataFrame:
+        """A table of level codes, as `Dictionary.check` returns, with the binary columns beside them."""
+        if self.column.name not in checked.columns:
+            return checked
+        code = checked[self.column.name]
+        levels = {name: (code == k).astype(float).where(code.notna()) for k, name in enumerate(self.names, start=1)}
+        return checked.assign(**levels)
 
 
 @dataclass(frozen=True, kw_only=True)
