@@ -140,7 +140,7 @@ Nothing else was changed because of them, and this is left:
 
 - With next to no noise, noisy moments are the records' own answer in four of five tables with a nominal covariate.
   They miss it in contraception, where the first of four levels is not the commonest and age bends: the planned model \
-lets levels overlap, and no caution told it (`plan check` says which level to write first).
+let levels overlap then, and no caution told it (`plan check` says which level to write first).
 - A single hospital's interval of a declared coefficient holds too seldom.
 - With latent noise a square, a curve or a product that the plan names carries the caution that it is the flow's, the \
 right ones too.

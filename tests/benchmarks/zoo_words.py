@@ -27,8 +27,9 @@ among those whose interval does.
 With ‡ noisy moments were measured with older code.
 Either numeric columns were not yet read by the histograms of all hospitals together \
 ([decision 32](decisions/0032-moments-are-read-together.md)), which mattered most below 1,000 patients a hospital.
-Or intervals did not yet hold what overlapping levels and contradictory figures may take \
-([decision 35](decisions/0035-cautions-that-mean-something.md)), which matters where a caution tells of either.
+Or intervals did not yet hold what contradictory figures may take \
+([decision 35](decisions/0035-cautions-that-mean-something.md)), which matters where a caution tells of them.
+Or levels of a nominal covariate could overlap ([decision 32](decisions/0032-moments-are-read-together.md)).
 
 After a share stands its 95 % interval by chance, as if answers were independent; coefficients of one model are not \
 quite independent.
