@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from scipy import special
 
 from coordinator.pooling.heterogeneity import Method, Test, estimate_tau2, fit
-from coordinator.pooling.moderators import RegressionResult, regress
+from coordinator.pooling.moderators import regress
 from coordinator.pooling.pool import PooledResult, pool
+from coordinator.pooling.subgroups import regressed
 from shared.errors import ParameterError
 
 __all__ = [
@@ -199,6 +200,8 @@ def egger(
 ) -> Asymmetry:
     """Regress the estimates on their standard errors: a slope says that small studies differ.
 
+    What all rows may be off by alike is in the limit's standard error, and in the slope's as far as it differs by row.
+
     Args:
         result: with ``rma``, its method and test are kept.
         model: ``lm``: the classical test, residual variance estimated, t with K - 2 df; ``rma``: meta-regression.
@@ -214,14 +217,7 @@ def egger(
         return Asymmetry(name=name, reason=reason)
     method: Method = "FE" if model == "lm" else result.method
     test: Test = "knha" if model == "lm" else result.test
-    found: RegressionResult = regress(
-        result.yi,
-        result.vi,
-        {predictor: moderator.tolist()},
-        method=method,
-        test=test,
-        level=result.level,
-    )
+    found = regressed(replace(result, method=method, test=test), {predictor: moderator.tolist()})
     if found.p < 2 or (model == "lm" and found.test != "knha"):
         return Asymmetry(name=name, reason="the estimates lie on a line: there is no error to test against")
     return Asymmetry(

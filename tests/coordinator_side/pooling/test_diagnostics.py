@@ -210,6 +210,28 @@ def test_sites_that_may_be_off_by_more_or_less_move_the_slope_too():
     assert np.diagonal(found.vcov - bare.vcov).tolist() == pytest.approx([0.0, 0.09], abs=1e-12)
 
 
+@pytest.mark.parametrize("model", ["lm", "rma"])
+def test_the_limit_of_eggers_test_holds_what_all_sites_may_be_off_by_alike(model):
+    """Its interval was as if every site were off by its own: an infinitely precise study is off by the same."""
+
+    def asymmetry(common, beside=0.0):
+        rng = np.random.default_rng(4)
+        names = {"study": "s", "wave": 1, "term": "x", "n": 50}
+        rows = [
+            Estimate(site=f"s{i}", yi=rng.normal(0.1, 0.2), vi_sampling=0.01 * (i + 1), vi_common=common, **names)
+            for i in range(12)
+        ]
+        result = pool_estimates(rows)
+        return egger(replace(result, shared=result.shared + beside), model=model)
+
+    found, bare, mapped = asymmetry(0.09), asymmetry(0.0), asymmetry(0.09, beside=0.01)
+    assert found.coef_se[0] ** 2 - bare.coef_se[0] ** 2 == pytest.approx(0.09)
+    assert mapped.coef_se[0] ** 2 - found.coef_se[0] ** 2 == pytest.approx(0.01)
+    width, narrow = (one.limit_ub - one.limit_lb for one in (found, bare))
+    assert width / narrow == pytest.approx(found.coef_se[0] / bare.coef_se[0])
+    assert (found.limit, found.coef_se[1], found.pval) == pytest.approx((bare.limit, bare.coef_se[1], bare.pval))
+
+
 def test_the_share_of_the_pooled_variance_that_is_noise_lies_between_that_of_the_sites():
     def row(site, yi, noise):
         names = {"study": "s", "wave": 1, "term": "x", "n": 50}
