@@ -96,15 +96,27 @@ class HarmonisedResult(Result):
         return html(self.mapping["lines"][0], self.to_frame(), *self.mapping["lines"][1:])
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per site: the estimate as released and its variance, and the same after mapping."""
+        """One row per site: the estimate as released with what is beside it, and the same after mapping.
+
+        ``vi_map`` is the variance of the site's own map, and in no vi; ``vi_common_map``, alike in every row, is that of
+        the pooled estimate by all maps, which have the reference's noise in common.
+        """
+        from coordinator.pooling.cautions import beside_each
+
         frame = super().to_frame()
-        mapped = {row["site"]: row for row in self.mapping["estimates"]}
-        known = [mapped.get(site, {"yi": None, "vi_sampling": None, "vi_privacy": 0.0}) for site in frame["site"]]
-        frame["yi_harmonised"] = [row["yi"] for row in known]
+        mapping = self.mapping
+        mapped = {row["site"]: row for row in mapping["estimates"]}
+        known = [mapped.get(site, {}) for site in frame["site"]]
+        frame["yi_harmonised"] = [row.get("yi") for row in known]
         frame["vi_harmonised"] = [
-            None if row["yi"] is None else row["vi_sampling"] + row["vi_privacy"] for row in known
+            None if row.get("yi") is None else row["vi_sampling"] + row["vi_privacy"] for row in known
         ]
-        frame["vi_map"] = [self.mapping["site_map_variance"].get(site) for site in frame["site"]]
+        for name in ("vi_privacy", "vi_common", "attenuation", "reason"):
+            frame[f"{name}_harmonised"] = [row.get(name) for row in known]
+        said = [*mapping["doubts"], *mapping["warnings"]]
+        frame["cautions_harmonised"] = beside_each([row.get("warnings", ()) for row in known], said)
+        frame["vi_map"] = [mapping["site_map_variance"].get(site) for site in frame["site"]]
+        frame["vi_common_map"] = float(mapping["map_variance"])
         return frame
 
 

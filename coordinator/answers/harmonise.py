@@ -130,6 +130,7 @@ class Harmonised:
         document |= {"warnings": self.warnings, "about": self.notes, "lines": self.lines, "estimates": self.estimates}
         document |= {"map_variance": self.map_variance, "site_map_variance": self.site_map_variance}
         document |= pooled_data(self.harmonised)
+        document["rows"] = [{**row, "vi_map": self.site_map_variance.get(row["label"])} for row in document["rows"]]
         names = ("value", "mapped", "lower", "upper")
         bands = {
             site: {name: dict(zip(names, band, strict=True)) for name, band in by_column.items()}

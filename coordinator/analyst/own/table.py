@@ -3,7 +3,8 @@
 A row is a study: an estimate with its variance or standard error, or the four counts of a 2×2 table. A file that says
 on which scale its estimates are (``scale``) and what they are called (``effect``), as `coordinator pool --out` and
 `analyst export` write it, is read so. Such a file also has what all of its sites may be off by alike (``vi_common``),
-and their cautions.
+and their cautions. That of a harmonised answer has the same of its mapped estimates, and the error of the maps, which is
+common to all (``vi_common_map``).
 """
 
 from __future__ import annotations
@@ -155,11 +156,10 @@ class OwnTable:
             found = replace(found, notes=(*found.notes, *([f"{sizes.rule}."] if sizes.rule else [])))
         else:
             yi, vi = self.estimates(given)
-            own = (self.yi, self.vi, self.sei) == ("yi", "vi", "")
-            if own and "vi_common" in given.columns:
-                return replace(
-                    self._answered(given, names, (yi, vi), method=method, test=test, level=level), effect=effect
-                )
+            of = _OF_AN_ANSWER.get((self.yi, self.vi, self.sei))
+            if of is not None and f"vi_common{of}" in given.columns:
+                found = self._answered(given, names, (yi, vi), of, method=method, test=test, level=level)
+                return replace(found, effect=effect)
             found = pool(yi, vi, method=method, test=test, level=level, labels=names)
             if beside := [name for name in ("vi_common", "attenuation", "cautions") if name in given.columns]:
                 what = f"The file's {', '.join(beside)} are of its yi and vi, and not read for other columns."
@@ -167,9 +167,14 @@ class OwnTable:
         return replace(found, scale=scale, effect=effect)
 
     def _answered(
-        self, given: pd.DataFrame, names: Sequence[str], values: tuple[Array, Array], **pooling: Any
+        self, given: pd.DataFrame, names: Sequence[str], values: tuple[Array, Array], of: str, **pooling: Any
     ) -> PooledResult:
-        """The rows of a study's answer pooled as there: with what its sites may be off by alike, and its cautions."""
+        """The rows of a study's answer pooled as there: with what its sites may be off by alike, and its cautions.
+
+        Args:
+            of: end of the names of the columns beside the estimates (`_OF_AN_ANSWER`).
+        Raises: ParameterError.
+        """
         import pandas as pd
 
         from coordinator.pooling.pool import pool_estimates
@@ -181,8 +186,9 @@ class OwnTable:
             return ["" if pd.isna(text) else str(text) for text in found]
 
         outs = [reason_out(y, v) for y, v in zip(*values, strict=True)]
-        (common, noise, lost, n), notes = _figures(given, names, [not out for out in outs])
-        reasons, cautions, scale = said("reason"), said("cautions"), self.scale(given)[0]
+        used = [not out for out in outs]
+        (common, noise, lost, n, maps), notes = _figures(given, names, used, of)
+        reasons, cautions, scale = said(f"reason{of}"), said(f"cautions{of}"), self.scale(given)[0]
         rows = []
         for i, (label, out, y, v) in enumerate(zip(names, outs, *values, strict=True)):
             part = 0.0 if out else min(noise[i], v)
@@ -204,6 +210,7 @@ class OwnTable:
                 )
             )
         found = pool_estimates(rows, **pooling)  # what it can tell from the rows again is among their cautions
+        found = replace(found, shared=found.shared + float(maps.max(initial=0.0)))
         every = (*notes, *found.notes)
         return replace(found, doubts=tuple(dict.fromkeys(found.doubts)), notes=tuple(dict.fromkeys(every)))
 
@@ -278,22 +285,37 @@ class OwnTable:
         return facts
 
 
-_BESIDE = {"vi_common": (0.0, 1e100), "vi_privacy": (0.0, 1e100), "attenuation": (-1.0, 1.0), "n": (0.0, 1e15)}
+_OF_AN_ANSWER = {("yi", "vi", ""): "", ("yi_harmonised", "vi_harmonised", ""): "_harmonised"}
+"""Columns of estimates in the file of an answer, and the end of the names of the columns beside them."""
+_BESIDE = {
+    "vi_common": (0.0, 1e100),
+    "vi_privacy": (0.0, 1e100),
+    "attenuation": (-1.0, 1.0),
+    "n": (0.0, 1e15),
+    "vi_common_map": (0.0, 1e100),
+}
 """Columns of an answer beside yi and vi, with the least and the greatest value of a cell."""
+_ALIKE = ("n", "vi_common_map")
+"""Those of them whose names have no end: the map's error is that of mapped estimates alone."""
 
 
-def _figures(given: pd.DataFrame, names: Sequence[str], used: Sequence[bool]) -> tuple[list[Array], list[str]]:
+def _figures(
+    given: pd.DataFrame, names: Sequence[str], used: Sequence[bool], of: str
+) -> tuple[list[Array], list[str]]:
     """The columns of `_BESIDE`, and notes of blank cells, which are 0, as all are of rows that are not used.
 
+    Args:
+        of: end of their names.
     Raises: ParameterError: a cell of a used row that is no number, or none that its column can have.
     """
     import numpy as np
     import pandas as pd
 
     found, notes = [], []
-    for name, (least, greatest) in _BESIDE.items():
+    for column_, (least, greatest) in _BESIDE.items():
         figures, blanks = np.zeros(len(given)), []
-        if name in given.columns:
+        name = column_ if column_ in _ALIKE else f"{column_}{of}"
+        if name in given.columns and (of or column_ != "vi_common_map"):
             for i, (cell, value) in enumerate(zip(given[name], _numbers(given, name), strict=True)):
                 if not used[i]:
                     continue

@@ -33,15 +33,16 @@ error_of <- function(scale) if (nzchar(SCALES[[scale]])) paste("se of its", SCAL
 #' @param x A `tributary_answer`.
 #' @param ... Not used.
 #' @return One row per site: `yi` and `vi` on the analysis scale (`scale`), `vi` in its parts (patients and flow,
-#'   noise of the release, and as if rows were patients), `n`, and the `reason` of a site that has no estimate.
+#'   noise of the release, and as if rows were patients), `vi_common` (the variance of what every site's answer may be
+#'   off by alike, in no `vi`), `n`, and the `reason` of a site that has no estimate.
 #' @export
 as.data.frame.tributary_answer <- function(x, ...) {
   frame(x$document$estimates, function(one) {
     vi <- value_or(one$vi_sampling) + value_or(one$vi_privacy)
     list(site = one$site, study = one$study, wave = one$wave, term = one$term, n = one$n, scale = one$scale,
          yi = value_or(one$yi), vi = vi, vi_sampling = value_or(one$vi_sampling),
-         vi_privacy = value_or(one$vi_privacy), vi_naive = value_or(one$vi_naive), reason = one$reason,
-         effect = text_or(x$document$effect))
+         vi_privacy = value_or(one$vi_privacy), vi_naive = value_or(one$vi_naive), vi_common = value_or(one$vi_common),
+         reason = one$reason, effect = text_or(x$document$effect))
   })
 }
 
@@ -95,7 +96,9 @@ as.data.frame.tributary_harmonised <- function(x, ...) {
   rows$yi_harmonised <- vapply(rows$site, of, 0, "yi", USE.NAMES = FALSE)
   parts <- vapply(c("vi_sampling", "vi_privacy"), function(part) vapply(rows$site, of, 0, part), numeric(nrow(rows)))
   rows$vi_harmonised <- ifelse(is.na(rows$yi_harmonised), NA_real_, rowSums(matrix(parts, ncol = 2)))
+  rows$vi_common_harmonised <- vapply(rows$site, of, 0, "vi_common", USE.NAMES = FALSE)
   rows$vi_map <- vapply(rows$site, function(site) value_or(mapped$site_map_variance[[site]]), 0, USE.NAMES = FALSE)
+  rows$vi_common_map <- rep(value_or(mapped$map_variance), nrow(rows))
   rows
 }
 

@@ -59,11 +59,16 @@ pool_table <- function(data, yi = "yi", vi = "vi", sei = "", cells = NULL, measu
   k <- sum(keep)
   if (k == 1) notes <- c(notes, paste0("Only ", names[keep], " has an estimate: nothing was pooled, this is its own result."))
   if (k == 2) notes <- c(notes, "Two studies cannot tell how studies vary: read fixed and random effects side by side.")
-  if ("vi_common" %in% colnames(data) && any(numbers(data, "vi_common")[keep] > 0, na.rm = TRUE)) {
-    notes <- c(notes, "What all sites may be off by alike (the column vi_common) is in no interval here: `analyst pool` counts it.")
+  mapped <- if (yi == "yi_harmonised") "_harmonised" else ""
+  alike <- intersect(c(paste0("vi_common", mapped), if (nzchar(mapped)) "vi_common_map"), colnames(data))
+  alike <- alike[vapply(alike, function(name) any(numbers(data, name)[keep] > 0, na.rm = TRUE), NA)]
+  if (length(alike)) {
+    columns <- paste0("(the column", if (length(alike) > 1) "s", " ", paste(alike, collapse = " and "), ")")
+    notes <- c(notes, paste("What all sites may be off by alike", columns, "is in no interval here: `analyst pool` counts it."))
   }
-  if ("cautions" %in% colnames(data)) {
-    said <- data$cautions[keep]
+  cautions <- paste0("cautions", mapped)
+  if (cautions %in% colnames(data)) {
+    said <- data[[cautions]][keep]
     notes <- c(notes, unique(unlist(strsplit(as.character(said[!is.na(said)]), "\n", fixed = TRUE))))
   }
   fit <- function(method, test) pooled_by_metafor(estimates[keep], variances[keep], names[keep], method, test, level)

@@ -265,7 +265,8 @@ mean.tributary_study <- function(x, formula, ...) ask(x, formula, "mean", ...)
 #' @param densities The study of densities; `STUDY-densities` when blank.
 #' @return A `tributary_harmonised`, which is a `tributary_answer` too: [tidy()], [as_rma()] and the others are of the
 #'   answer as it stands, printing shows both with what is to be read first, and [as.data.frame()] has the columns
-#'   `yi_harmonised`, `vi_harmonised` and `vi_map` (the variance of the site's own map).
+#'   `yi_harmonised`, `vi_harmonised`, `vi_common_harmonised`, `vi_map` (the variance of the site's own map, in no other
+#'   column) and `vi_common_map` (that of the pooled estimate by all maps, alike in each row).
 #' @examples
 #' \dontrun{
 #' harmonise(cvd, "chol", to = "north", Surv(time, cvd) ~ chol/40 + age, kind = "cox")

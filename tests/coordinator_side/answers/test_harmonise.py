@@ -18,6 +18,7 @@ from stage.coordinator_side.doors import installed, lacking
 from coordinator import cli
 from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
+from coordinator.analyst.own.table import OwnTable
 from coordinator.analyst.remote import HarmonisedResult
 from coordinator.answers import harmonise
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
@@ -675,6 +676,30 @@ def test_what_cannot_be_harmonised_is_refused_with_what_to_do(hub):
             harmonised(hub, held, own, onto("north", draws=2))
 
 
+def test_an_exported_harmonised_answer_has_the_maps_error_and_is_pooled_again_with_it(desk, tmp_path):
+    """Of its mapped estimates the file had the variances alone: pooled again, they were too sure by the maps' error."""
+    how = {"method": "REML", "test": "adhoc", "level": 0.95}
+    with connect(desk.admit("ines", studies=("cvd", "cvd-densities"))) as connection:
+        found = connection["cvd"].harmonise("chol", to="north", formula="hdl ~ chol/10", kind="ols")
+        path = found.export(tmp_path / "answer.csv")
+        sent = json.loads(found.export(tmp_path / "answer.json").read_text())["harmonised"]
+    mapped, variances = found.harmonised, found.mapping["site_map_variance"]
+    table = pd.read_csv(path)
+    assert table["vi_common_map"].tolist() == [found.mapping["map_variance"]] * len(table)
+    assert {row["label"]: row["vi_map"] for row in sent["rows"]} == {name: variances[name] for name in mapped.labels}
+    assert [*table["vi_common_harmonised"]] == [row["vi_common"] for row in found.mapping["estimates"]]
+    again = OwnTable(file=path, yi="yi_harmonised", vi="vi_harmonised").pooled(**how)
+    assert (again.beta, again.se) == pytest.approx((mapped.beta, mapped.se))
+    assert mapped.se > 1.01 * replace(mapped, shared=0.0).se
+    assert again.noise_share == pytest.approx(mapped.noise_share)
+    assert set(found.warnings) <= set(again.doubts)
+    released = OwnTable(file=path).pooled(**how)
+    assert (released.beta, released.se) == pytest.approx((found.beta, found.se)), "a map is not in what was released"
+
+
+IN_R = ("yi", "vi", "vi_common", "yi_harmonised", "vi_harmonised", "vi_common_harmonised", "vi_map", "vi_common_map")
+
+
 def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_path):
     if missing := lacking():
         pytest.skip(missing)
@@ -687,7 +712,7 @@ def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_
         one <- harmonise(cvd, "chol", to = "north", hdl ~ chol/10, kind = "ols")
         rows <- as.data.frame(one)
         digits <- function(x) cat(ifelse(is.na(x), "None", sprintf("%.17g", x)), "\\n")
-        for (name in c("yi", "vi", "yi_harmonised", "vi_harmonised", "vi_map")) digits(rows[[name]])
+        for (name in c({", ".join(map(json.dumps, IN_R))})) digits(rows[[name]])
         digits(tidy(one)$estimate)
         pair <- harmonise(cvd, c("chol", "hdl"), to = "north", "ols(hdl) ~ chol/10", densities = "cvd-pair")
         cat(pair$document$harmonised$column, class(pair), "\\n")
@@ -701,13 +726,14 @@ def test_r_is_given_the_same_two_answers_and_prints_them_side_by_side(desk, tmp_
     assert said.split()[0] == "tributary_harmonised"
     assert [float(word) for word in said.split()[1:]] == [found.document["pooled"][name] for name in ("beta", "se")]
     rows, lines = found.to_frame(), printed.splitlines()
-    for name, line in zip(("yi", "vi", "yi_harmonised", "vi_harmonised", "vi_map"), lines, strict=False):
+    for name, line in zip(IN_R, lines, strict=False):
         own = rows["vi_sampling"] + rows["vi_privacy"] if name == "vi" else rows[name]
         expected = [None if pd.isna(value) else float(value) for value in own]
         assert [None if word == "None" else float(word) for word in line.split()] == expected, name
-    assert float(lines[5].split()[0]) == found.beta
-    assert lines[6] == "chol,hdl tributary_harmonised tributary_answer "
-    shown = "".join(lines[7:])
+    lines = lines[len(IN_R) :]
+    assert float(lines[0].split()[0]) == found.beta
+    assert lines[1] == "chol,hdl tributary_harmonised tributary_answer "
+    shown = "".join(lines[2:])
     for sentence in found.mapping["lines"]:
         assert "".join(sentence.split()) in "".join(shown.split()), sentence
     assert "as released" in shown

@@ -37,7 +37,12 @@ test_that("cautions of an exported answer are notes, and so is that vi_common is
   skip_if_not_installed("metafor")
   said <- pool_table(cbind(mine, vi_common = 0.01, cautions = c("No record was seen.\nRows deny it.", NA, "Rows deny it.", NA)))
   expect_equal(said$notes[2:3], c("No record was seen.", "Rows deny it."))
-  expect_match(said$notes[1], "vi_common")
+  expect_match(said$notes[1], "column vi_common)", fixed = TRUE)
+  mapped <- cbind(study = mine$study, yi_harmonised = 0.1 * 1:4, vi_harmonised = 0.01, vi_common_harmonised = 0.01,
+                  vi_common_map = 0.02, mine[c("yi", "vi")])
+  said <- pool_table(mapped, yi = "yi_harmonised", vi = "vi_harmonised")$notes
+  expect_match(said, "columns vi_common_harmonised and vi_common_map", fixed = TRUE)
+  expect_equal(pool_table(mapped)$notes, character())
 })
 
 test_that("a table that cannot be pooled says why", {
