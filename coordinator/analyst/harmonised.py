@@ -98,8 +98,8 @@ class HarmonisedResult(Result):
     def to_frame(self) -> pd.DataFrame:
         """One row per site: the estimate as released with what is beside it, and the same after mapping.
 
-        ``vi_map`` is the variance of the site's own map, and in no vi; ``vi_common_map``, alike in every row, is that of
-        the pooled estimate by all maps, which have the reference's noise in common.
+        ``vi_map`` is the variance of the site's own map, and in no vi; ``vi_common_map``, alike in every row, is that
+        of the pooled estimate by all maps, which have the reference's noise in common.
         """
         from coordinator.pooling.cautions import beside_each
 

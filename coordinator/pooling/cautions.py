@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
-from shared.estimands.floors import RISK_OF_ONE
+from shared.estimands.reasons import OutcomeLoss, kind_of
 from shared.mechanisms.base import HIDDEN
 
 if TYPE_CHECKING:
@@ -72,41 +72,48 @@ _MUCH = 0.5
 
 
 _LEFT_OUT = {
-    "edge": "because their log-binomial likelihood has no maximum with all risks below 1. These are sites where "
-    "effects are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the same of every site.",
-    "separated": "because terms separate the outcome there, as where all events lie on one side. These are sites where "
-    "effects are strong or events few, so the pooled answer is drawn towards no effect.",
-    "no maximum": "because no maximum of their likelihood was found, as where terms separate the outcome. If they do, "
-    "these are sites where effects are strong or events few, and the pooled answer is drawn towards no effect.",
-    "few": "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled "
-    "answer may be drawn towards no effect.",
-    "few, difference": "for too few events. Where events are rare a difference is small, so a pooled difference may "
-    "be drawn away from none, and a probit coefficient towards no effect.",
-    "none, mean": "because they have 0 in every row. The pooled answer is of the other sites: where no value is "
-    "below 0, a mean is drawn up.",
-    "all, mean": "because they have 1 in every row. The pooled answer is of the other sites: where no value is "
-    "above 1, a mean is drawn down.",
-    "all": "because the outcome is 1 in every row there. Where nearly everybody has an event risks hardly differ, "
-    "so a pooled difference or ratio of risks may be drawn away from none.",
-    "few, level": "for too few events by the time asked, or none. The pooled answer is of the sites with more, so "
-    "survival and its mean are drawn down, incidence and hazard up; at a later time more sites have an answer.",
-    "all, level": "because everybody had had the event by the time asked. The pooled answer is of the other sites, so "
-    "survival is drawn up, and incidence down; at an earlier time more sites have an answer.",
+    OutcomeLoss.EDGE: (
+        "because their log-binomial likelihood has no maximum with all risks below 1. These are sites where effects "
+        "are strong, so the pooled answer is drawn towards no effect; risk_ratio asks the same of every site."
+    ),
+    OutcomeLoss.SEPARATED: (
+        "because terms separate the outcome there, as where all events lie on one side. These are sites where effects"
+        " are strong or events few, so the pooled answer is drawn towards no effect."
+    ),
+    OutcomeLoss.NO_MAXIMUM: (
+        "because no maximum of their likelihood was found, as where terms separate the outcome. If they do, these are"
+        " sites where effects are strong or events few, and the pooled answer is drawn towards no effect."
+    ),
+    OutcomeLoss.FEW: (
+        "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled answer"
+        " may be drawn towards no effect."
+    ),
+    OutcomeLoss.NONE_OF_A_COLUMN: (
+        "because they have 0 in every row. The pooled answer is of the other sites: where no value is below 0, a mean"
+        " is drawn up."
+    ),
+    OutcomeLoss.ALL_OF_A_COLUMN: (
+        "because they have 1 in every row. The pooled answer is of the other sites: where no value is above 1, a mean"
+        " is drawn down."
+    ),
+    OutcomeLoss.ALL: (
+        "because the outcome is 1 in every row there. Where nearly everybody has an event risks hardly differ, so a "
+        "pooled difference or ratio of risks may be drawn away from none."
+    ),
+    OutcomeLoss.FEW_BY_A_TIME: (
+        "for too few events by the time asked, or none. The pooled answer is of the sites with more, so survival and "
+        "its mean are drawn down, incidence and hazard up; at a later time more sites have an answer."
+    ),
+    OutcomeLoss.ALL_BY_A_TIME: (
+        "because everybody had had the event by the time asked. The pooled answer is of the other sites, so survival "
+        "is drawn up, and incidence down; at an earlier time more sites have an answer."
+    ),
 }
 """Why sites are left out by their outcome, and in which direction the pooled answer lacks them."""
-_REASONS = (
-    ("edge", re.compile(re.escape(RISK_OF_ONE))),
-    ("separated", re.compile(r"separates? the outcome|all events lie on one side")),
-    ("no maximum", re.compile(r"likelihood has no maximum")),
-    ("few, level", re.compile(r"survival at \S+ is 1 |fewer than \d+ events up to")),
-    ("all, level", re.compile(r"(survival at \S+ is 0|incidence at \S+ is 1) ")),
-    ("none, mean", re.compile(r"^the column is constant at this site: 0 in every row$")),
-    ("all, mean", re.compile(r"^the column is constant at this site: 1 in every row$")),
-    ("all", re.compile(r"^the outcome is constant at this site: 1 in every row$|^only events in both groups")),
-    ("few", re.compile(r"^\d+ events\b.*: too few$|fewer than \d+ events before")),
-    ("few", re.compile(r"^the outcome is constant at this site: 0 |^no events in both groups|^a mean is 0, of no ")),
+_FEW_OF_A_DIFFERENCE = (
+    "for too few events. Where events are rare a difference is small, so a pooled difference may be drawn away from "
+    "none, and a probit coefficient towards no effect."
 )
-"""What the reasons of such sites hold (`shared.estimands`)."""
 
 
 class Doubted(Protocol):
@@ -201,15 +208,16 @@ def left_out(estimates: Sequence[Estimate]) -> list[str]:
     """
     lost: dict[str, set[str]] = {}
     for row in estimates:
-        why = next((name for name, reason in _REASONS if reason.search(row.reason)), "")
-        if why == "few" and row.scale == "identity":
-            why = "few, level" if row.term.startswith("rmst(") else "few, difference"
-        if why:
-            lost.setdefault(why, set()).add(row.site)
+        if (kind := kind_of(row.reason)) is None:
+            continue
+        why = _LEFT_OUT[kind]
+        if kind is OutcomeLoss.FEW and row.scale == "identity":
+            mean = row.term.startswith("rmst(")
+            why = _LEFT_OUT[OutcomeLoss.FEW_BY_A_TIME] if mean else _FEW_OF_A_DIFFERENCE
+        lost.setdefault(why, set()).add(row.site)
     of, waves = len({row.site for row in estimates}), len({row.wave for row in estimates}) > 1
     return [
-        f"{len(sites)} of {of} sites {'are' if len(sites) > 1 else 'is'} left out{' in a wave' if waves else ''} "
-        f"{_LEFT_OUT[why]}"
+        f"{len(sites)} of {of} sites {'are' if len(sites) > 1 else 'is'} left out{' in a wave' if waves else ''} {why}"
         for why, sites in lost.items()
     ]
 

@@ -32,7 +32,7 @@ def mean(x: Array, floors: LeastRows) -> Answer:
     if len(x) <= max(floors.residual_df, 1):
         return few(len(x), 1, floors)
     if np.ptp(x) == 0:
-        return one_value("the column", x)
+        return one_value("column", x)
     return float(x.mean()), float(x.var(ddof=1) / len(x))
 
 

@@ -28,6 +28,7 @@ from shared.estimands.formulas import (
 )
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
+from shared.estimands.reasons import FEW_BEFORE, FEW_FOR_TERMS
 from shared.estimands.splines import basis_of, steps_of
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ def to_pseudo_values(data: ModelRows, horizon: float, floors: LeastRows) -> str:
     if counts.time[-1] < horizon and counts.at_risk[-1] > counts.events[-1]:
         return f"follow-up ends before {horizon:g} at this site"
     if counts.events[counts.time < horizon].sum() < max(floors.events, 1):
-        return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
+        return FEW_BEFORE(least=max(floors.events, 1), at=f"{horizon:g}")
     mean, moves = restricted_mean_moves(counts, horizon)
     data.y = mean + len(moves) * moves
     return ""
@@ -382,9 +383,9 @@ def too_little(
         return few(len(data.y), parameters, floors)
     least = max(floors.events, terms, 1) if survival else floors.events if kind in RISKS else -np.inf
     if not survival and (data.y == data.y[0]).all():
-        return one_value("the outcome", data.y)
+        return one_value("outcome", data.y)
     if events < least:
-        return f"{int(events)} events for {terms} terms: too few"
+        return FEW_FOR_TERMS(events=int(events), terms=terms)
     if values_ > MOST_CATEGORIES:
         return f"the outcome has more than {MOST_CATEGORIES} values at this site"
     if whose is None:

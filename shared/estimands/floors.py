@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.estimands.fits.survival import SurvivalCurve
 from shared.estimands.kinds import Scale
+from shared.estimands.reasons import COLUMN_OF_NONE, COLUMN_OF_ONE, FAR, NO_EVENTS, ONLY_EVENTS
 
 __all__ = [
     "FAR",
@@ -17,7 +19,6 @@ __all__ = [
     "MIN_EVENTS",
     "MIN_RESIDUAL_DF",
     "NO_ROWS",
-    "RISK_OF_ONE",
     "Answer",
     "LeastRows",
     "Moves",
@@ -33,9 +34,7 @@ MIN_RESIDUAL_DF = 10
 """Fewer rows than parameters plus this, and no term of the model is reported: its variance would be a guess."""
 MIN_EVENTS = 5
 """Fewer events than this, or than terms, and no term of a Cox model is reported."""
-FAR = "no finite estimate at this site"
 NO_ROWS = "the level has no rows at this site"
-RISK_OF_ONE = "the likelihood has no maximum with all risks below 1"
 HANGS = "its meaning hangs on excluded terms"
 
 
@@ -121,11 +120,14 @@ def few(n: int, parameters: int, floors: LeastRows) -> str:
     return f"{n} complete rows for {parameters} parameters: fewer than {floors.residual_df} residual degrees of freedom"
 
 
-def one_value(what: str, values: Array) -> str:
+def one_value(what: Literal["outcome", "column"], values: Array) -> str:
     """The reason of values that are all one; of 0 and 1 it says which: a site without an event is not so by chance.
 
-    >>> one_value("the outcome", np.zeros(9)), one_value("the column", np.full(9, 37.5))
+    >>> one_value("outcome", np.zeros(9)), one_value("column", np.full(9, 37.5))
     ('the outcome is constant at this site: 0 in every row', 'the column is constant at this site')
     """
     found = float(values[0])
-    return f"{what} is constant at this site" + (f": {found:g} in every row" if found in (0.0, 1.0) else "")
+    if found not in (0.0, 1.0):
+        return f"the {what} is constant at this site"
+    none, every = (NO_EVENTS, ONLY_EVENTS) if what == "outcome" else (COLUMN_OF_NONE, COLUMN_OF_ONE)
+    return every() if found else none()

@@ -15,10 +15,22 @@ from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
 from shared.estimands.fits.counting import CountedTimes, cumulative_hazard, cumulative_incidence
 from shared.estimands.fits.survival import LogRank, SurvivalCurve, kaplan_meier, log_rank, restricted_mean
-from shared.estimands.floors import FAR, NO_ROWS, Answer, LeastRows, QuestionResult, few
+from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, few
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import CURVED, KINDS
 from shared.estimands.questions import SURVIVAL, Estimand
+from shared.estimands.reasons import (
+    FEW_BEFORE,
+    FEW_EVENTS,
+    FEW_IN_A_PAIR,
+    FEW_UP_TO,
+    INCIDENCE_OF_ONE,
+    MEAN_OF_NO_EVENTS,
+    NO_EVENTS_IN_BOTH,
+    ONLY_EVENTS_IN_BOTH,
+    SURVIVAL_OF_NONE,
+    SURVIVAL_OF_ONE,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,8 +171,9 @@ def membership(
 
 def _ratio(first: tuple[float, float], other: tuple[float, float]) -> Answer:
     if first[0] <= 0 or other[0] <= 0:
-        none = (0.0, 0.0) in (first, other)
-        return f"a mean is {'0, of no events,' if none else 'not positive'} at this site: its logarithm is not finite"
+        if (0.0, 0.0) in (first, other):
+            return MEAN_OF_NO_EVENTS()
+        return "a mean is not positive at this site: its logarithm is not finite"
     return math.log(other[0] / first[0]), first[1] / first[0] ** 2 + other[1] / other[0] ** 2
 
 
@@ -179,7 +192,7 @@ def _two_by_two(
     if a + b + c + d - 2 < floors.residual_df:
         return few(int(a + b + c + d), 2, floors), cells
     if a + c == 0 or b + d == 0:
-        return f"{'no' if a + c == 0 else 'only'} events in both groups: {FAR}", cells
+        return NO_EVENTS_IN_BOTH() if a + c == 0 else ONLY_EVENTS_IN_BOTH(), cells
     if 0 in (a, b, c, d):
         a, b, c, d, cells["added"] = a + 0.5, b + 0.5, c + 0.5, d + 0.5, 0.5
     p, q = a / (a + b), c / (c + d)
@@ -196,16 +209,16 @@ def _survival_number(estimand: Estimand, curve: SurvivalCurve, floors: LeastRows
         if curve.time[-1] < horizon and curve.survival[-1] > 0:
             return f"follow-up ends before {horizon:g} at this site"
         if curve.events[curve.time < horizon].sum() < max(floors.events, 1):
-            return f"fewer than {max(floors.events, 1)} events before {horizon:g} at this site"
+            return FEW_BEFORE(least=max(floors.events, 1), at=f"{horizon:g}")
         return restricted_mean(curve, horizon)
     at = float(estimand.at or 0)
     if curve.time[-1] < at and curve.survival[-1] > 0:
         return f"follow-up ends before {at:g} at this site"
     survival, variance = curve.at(at)
     if survival in (0.0, 1.0):
-        return f"survival at {at:g} is {survival:g} at this site: its logit is not finite"
+        return (SURVIVAL_OF_ONE if survival else SURVIVAL_OF_NONE)(at=f"{at:g}")
     if curve.events[curve.time <= at].sum() < floors.events:
-        return f"fewer than {floors.events} events up to {at:g} at this site"
+        return FEW_UP_TO(least=floors.events, at=f"{at:g}")
     return math.log(survival / (1 - survival)), variance / (1 - survival) ** 2
 
 
@@ -223,13 +236,13 @@ def _counted_number(estimand: Estimand, counts: CountedTimes, floors: LeastRows)
     if counts.time[-1] < at and left > 0:
         return f"follow-up ends before {at:g} at this site", none
     if events < max(floors.events, 1):
-        return f"fewer than {max(floors.events, 1)} events up to {at:g} at this site", none
+        return FEW_UP_TO(least=max(floors.events, 1), at=f"{at:g}"), none
     if estimand.kind == "cumhaz":
         value, variance, pushes = cumulative_hazard(counts, at)
         return (math.log(value), variance / value**2), pushes / value
     value, variance, pushes = cumulative_incidence(counts, at)
     if value >= 1:
-        return f"incidence at {at:g} is 1 at this site: its logit is not finite", none
+        return INCIDENCE_OF_ONE(at=f"{at:g}"), none
     slope = 1 / (value * (1 - value))
     return (math.log(value / (1 - value)), variance * slope**2), pushes * slope
 
@@ -252,7 +265,7 @@ def _log_rank(
     duration, y, member, strata = data
     column, excluded = without
     if y.sum() < floors.events:
-        return excluded(f"{int(y.sum())} events: too few")
+        return excluded(FEW_EVENTS(events=int(y.sum())))
     test = log_rank(duration, y, member, len(labels), strata)
     result.attrs = {"chisq": test.chisq, "df": test.df, "p": test.p}
     for g, label in enumerate(labels):
@@ -267,7 +280,7 @@ def _log_rank(
         if len(labels) > 2:
             rows = (member == 0) | (member == g)
             if y[rows].sum() < floors.events:
-                result.answers[label] = f"{int(y[rows].sum())} events in the level and the reference: too few"
+                result.answers[label] = FEW_IN_A_PAIR(events=int(y[rows].sum()))
                 continue
             pair = log_rank(duration[rows], y[rows], (member[rows] == g).astype(np.int64), 2, strata[rows])
         result.answers[label] = _peto(pair)

@@ -43,7 +43,6 @@ from shared.estimands.floors import (
     FAR,
     HANGS,
     NO_ROWS,
-    RISK_OF_ONE,
     Answer,
     LeastRows,
     Moves,
@@ -54,6 +53,7 @@ from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import competing_of, membership, strata_of
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
+from shared.estimands.reasons import NO_MAXIMUM, NO_PARTIAL_MAXIMUM, ONE_SIDE, RISK_OF_ONE, SEPARATES, TERMS_SEPARATE
 
 __all__ = ["model_answers"]
 
@@ -377,9 +377,9 @@ def _generalised(
     before = unseen(data.x, constant)
     why = _confounded(names_)
     answers = _fit(names_, data.x, why, run(rows), constant=constant, moved=moved, place=data.place, groups=before)
-    nowhere = f"the likelihood has no maximum: {FAR}"
+    nowhere = NO_MAXIMUM()
     if estimand.kind == "log_binomial":
-        nowhere = f"{RISK_OF_ONE} (risk_ratio asks for none): {FAR}"
+        nowhere = RISK_OF_ONE()
     if not sure and names_:  # fitted means at the edge: perhaps separation, perhaps only strong effects
         rows = every.copy()
         while rows.any():
@@ -388,11 +388,11 @@ def _generalised(
                 break
             rows[np.flatnonzero(rows)[sure_of]] = False
         if not rows.all():
-            separated = f"separates the outcome: {FAR}"
+            separated = SEPARATES()
             lost = sum(bool(group) for group in unseen(data.x[rows], constant)) if rows.any() else 0
             left = int(rows.sum()) - (data.x.shape[1] + constant - lost if rows.any() else 0)
             if left < max(floors.residual_df, 1):
-                return dict.fromkeys([*names_, INTERCEPT], f"the terms together separate the outcome: {FAR}")
+                return dict.fromkeys([*names_, INTERCEPT], TERMS_SEPARATE())
 
             def word(j: int, group: list[int]) -> str:
                 return why(j, before[j]) if before[j] else separated
@@ -418,7 +418,7 @@ def _ordinal(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRow
     groups = unseen(data.x)
     if all(groups):
         return {name: _confounded(names_)(j, groups[j]) for j, name in enumerate(names_)}
-    nowhere = f"the terms together separate the outcome: {FAR}"
+    nowhere = TERMS_SEPARATE()
     return _fit_or(nowhere, names_, data, run, constant=False, moved=moved, seen=data.x, groups=groups)
 
 
@@ -453,7 +453,7 @@ def _multinomial(
     try:
         return answers | _fit(names_, part.x, _confounded(names_), run, **more)
     except _NoMaximum:
-        far = f"the terms together separate the outcome: {FAR}"
+        far = TERMS_SEPARATE()
         return answers | {name + of: far for of in fitted for name in [*names_, INTERCEPT]}
 
 
@@ -516,7 +516,7 @@ def _aft(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, m
         fit = accelerated(standard, data.duration, data.y, estimand.dist, data.weights, data.offset)
         return _found(fit.regression)
 
-    return _fit_or(f"the likelihood has no maximum: {FAR}", names_, data, run, constant=estimand.intercept, moved=moved)
+    return _fit_or(NO_MAXIMUM(), names_, data, run, constant=estimand.intercept, moved=moved)
 
 
 def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRows, moved: Moves) -> dict[str, Answer]:
@@ -530,7 +530,7 @@ def _flexible(names_: list[str], data: ModelRows, estimand: Estimand, _: LeastRo
         return _found(flexible(standard, data.duration, data.y, df=df, **more))
 
     # The baseline has a constant, which is no answer.
-    nowhere = f"the likelihood has no maximum: {FAR}"
+    nowhere = NO_MAXIMUM()
     return _fit_or(nowhere, names_, data, run, constant=False, seen=data.x, moved=moved)
 
 
@@ -560,7 +560,7 @@ def _cox(
         if before[j]:
             inside = estimand.strata and before[j] == [j]
             return "the column is constant within every stratum" if inside else why(j, before[j])
-        return f"all events lie on one side: {FAR}" if j in separated else why(j, group)
+        return ONE_SIDE() if j in separated else why(j, group)
 
     groups = before if rows.all() else unseen(seen)
     if all(groups):
@@ -580,7 +580,7 @@ def _cox(
         else:
             fit = yield CoxRows(x=standard, outcome=outcome, falling=part.falling, **more)
     if not fit.converged or float(fit.fitted.max() - fit.fitted.min()) > 50:
-        return dict.fromkeys(names_, f"the partial likelihood has no maximum: {FAR}")
+        return dict.fromkeys(names_, NO_PARTIAL_MAXIMUM())
     return ended(work, fit)
 
 

@@ -30,6 +30,7 @@ from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, Estimand
+from shared.estimands.reasons import FEW_OF_EITHER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +65,7 @@ def standardised_answers(
     for one in contrasts:
         lost = _lost(fit, one, model)
         if not lost and events < floors.events:
-            lost = f"{events} events or non-events: too few"
+            lost = FEW_OF_EITHER(events=events)
         if lost:
             result.answers[one.label] = lost
             continue

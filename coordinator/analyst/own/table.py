@@ -3,8 +3,8 @@
 A row is a study: an estimate with its variance or standard error, or the four counts of a 2×2 table. A file that says
 on which scale its estimates are (``scale``) and what they are called (``effect``), as `coordinator pool --out` and
 `analyst export` write it, is read so. Such a file also has what all of its sites may be off by alike (``vi_common``),
-and their cautions. That of a harmonised answer has the same of its mapped estimates, and the error of the maps, which is
-common to all (``vi_common_map``).
+and their cautions. That of a harmonised answer has the same of its mapped estimates, and the error of the maps, which
+is common to all (``vi_common_map``).
 """
 
 from __future__ import annotations
@@ -299,9 +299,7 @@ _ALIKE = ("n", "vi_common_map")
 """Those of them whose names have no end: the map's error is that of mapped estimates alone."""
 
 
-def _figures(
-    given: pd.DataFrame, names: Sequence[str], used: Sequence[bool], of: str
-) -> tuple[list[Array], list[str]]:
+def _figures(given: pd.DataFrame, names: Sequence[str], used: Sequence[bool], of: str) -> tuple[list[Array], list[str]]:
     """The columns of `_BESIDE`, and notes of blank cells, which are 0, as all are of rows that are not used.
 
     Args:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from string import Formatter
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from coordinator.pooling.pool import pool_estimates
 from shared.estimands.answer import estimate, parse_estimand
+from shared.estimands.floors import NO_ROWS
+from shared.estimands.reasons import FAR, FORMS, kind_of
 
 
 def of_site(events: int, of_arm: int | None = None) -> pd.DataFrame:
@@ -55,6 +59,48 @@ def test_sites_without_an_event_or_with_nothing_else_are_left_out_with_their_dir
     assert "survival is drawn up" in said[1]
     small = of_site(30).head(8)  # for its size, whatever its outcome
     assert not any("left out" in one for one in cautions_of("mean(time)", of_site(30), of_site(40), small))
+
+
+@pytest.mark.parametrize(
+    ("question", "of"),
+    [
+        ("km(time, died, at = 1)", 1),
+        ("rmst(time, died, tau = 1)", 3),
+        ("cuminc(time, died, competing = arm > 1, at = 1)", 3),
+        ("km(time, died, at = 1)", 200),
+        ("cox(time, died) ~ arm", 2),
+        ("logrank(time, died) ~ arm", 3),
+        ("ratio(died) ~ arm", 0),
+        ("two_by_two(died) ~ arm", 200),
+        ("ols(died) ~ arm", 200),
+        ("mean(died)", 0),
+    ],
+)
+def test_the_words_of_a_reason_may_change_and_its_caution_stays(question, of, monkeypatch):
+    """The caution looked for words in the reason: reworded, sites were left out without one."""
+    tables = (of_site(30), of_site(40), of_site(of))
+    before = cautions_of(question, *tables)
+    assert before
+    for k, form in enumerate(FORMS):
+        fields = [f"{{{name}}}" for _, name, *_ in Formatter().parse(form.words) if name]
+        monkeypatch.setattr(form, "words", " ".join([f"form {k} said otherwise", *fields]))
+    assert cautions_of(question, *tables) == before
+
+
+def test_each_form_of_a_reason_is_read_as_its_own_kind_alone():
+    for form in FORMS:
+        said = form(**{name: 5 for _, name, *_ in Formatter().parse(form.words) if name})
+        assert [one for one in FORMS if one.says(said)] == [form], said
+        assert kind_of(f"arm[1]: {said}") is form.kind, "a standardised contrast says which coefficient lacks"
+        assert kind_of(f"{said}, or so") is None
+    for other in (
+        "no rows",
+        FAR,
+        NO_ROWS,
+        "follow-up ends before 5 at this site",
+        "the column is constant at this site",
+    ):
+        assert kind_of(other) is None, other
 
 
 @pytest.mark.parametrize(
