@@ -9,7 +9,7 @@ from tests.benchmarks import zoo_page
 from tests.benchmarks.worlds.fresh import HARD
 from tests.benchmarks.zoo_page import LATENT, by_mechanism, latent, number, share, table
 
-__all__ = ["section"]
+__all__ = ["alone", "by_model", "latent_by_table", "outside", "refused", "section"]
 
 FIGURES = {
     "zoo_moments_fresh": "noisy moments, every coefficient declared",
@@ -29,28 +29,36 @@ def section() -> str:
         return ""
     parts = [
         HEAD,
-        _latent(),
+        latent_by_table("zoo_fresh", HARD),
         AGAIN,
         _again(),
         ALONE,
-        _alone(),
+        alone({"zoo_fresh": "latent noise", **FIGURES}),
         MECHANISMS,
         by_mechanism(FIGURES, own_sites=True),
-        _refused(),
+        refused("zoo_moments_fresh"),
     ]
-    parts += [BY_TABLE, _by_table(), OUTSIDE, _outside(), WORDS + _unexplained(), by_mechanism(AFTER, own_sites=True)]
+    parts += [
+        BY_TABLE,
+        by_model("zoo_moments_fresh"),
+        OUTSIDE,
+        outside(FIGURES),
+        WORDS + _unexplained(),
+        by_mechanism(AFTER, own_sites=True),
+    ]
     return "\n".join(part for part in parts if part)
 
 
-def _latent() -> str:
-    record = zoo_page.results("zoo_fresh") or {}
+def latent_by_table(name: str, hard: Mapping[str, str]) -> str:
+    """A record of latent noise by outcome and by table, with what is hard about each."""
+    record = zoo_page.results(name) or {}
     parts = record["summaries"]["w=0.8"]
     keys = ["all", *(key for key in parts if key.startswith(("kind=", "world=")))]
     rows = []
     for key in keys:
-        name = key.partition("=")[2] or "**all**"
-        hard = f": {HARD[name]}" if name in HARD else ""
-        rows.append([name + hard, *latent("zoo_fresh", parts[key], record["draws"])])
+        of = key.partition("=")[2] or "**all**"
+        words = f": {hard[of]}" if of in hard else ""
+        rows.append([of + words, *latent(name, parts[key], record["draws"])])
     return table(("table, or outcome", *LATENT), rows)
 
 
@@ -77,9 +85,10 @@ def _terms(one: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def _alone() -> str:
+def alone(names: Mapping[str, str]) -> str:
+    """Of records, one site by itself beside what its own records say."""
     rows = []
-    for name, words in {"zoo_fresh": "latent noise", **FIGURES}.items():
+    for name, words in names.items():
         for at, parts in (zoo_page.results(name) or {"summaries": {}})["summaries"].items():
             one = parts["all"]
             line = [number(one, "site_held", 1), number(one, "site_apart"), number(one, "site_lost", 1)]
@@ -88,17 +97,19 @@ def _alone() -> str:
     return table((*heads, "no answer where the records have one, %"), rows)
 
 
-def _refused() -> str:
+def refused(name: str) -> str:
+    """The models of a record that were refused, with the refusal."""
     said = [
         f"Refused: {one['world']} ({one['kind']}), *{one['refused'].rstrip('.')}*.\n"
-        for one in _cells("zoo_moments_fresh")
+        for one in _cells(name)
         if "refused" in one
     ]
     return "".join(said)
 
 
-def _by_table() -> str:
-    record = zoo_page.results("zoo_moments_fresh") or {"cells": [], "draws": 1}
+def by_model(name: str) -> str:
+    """A record of noisy figures by model."""
+    record = zoo_page.results(name) or {"cells": [], "draws": 1}
     rows = []
     for one in record["cells"]:
         if not (terms := _terms(one)):
@@ -126,9 +137,10 @@ def _by_table() -> str:
     return table((*heads, "width, least to most", "cautioned: wrong; right"), rows)
 
 
-def _outside() -> str:
+def outside(names: Mapping[str, str]) -> str:
+    """Of records of noisy figures, the coefficients whose interval did not hold the records' answer in each draw."""
     rows = []
-    for name, words in FIGURES.items():
+    for name, words in names.items():
         draws = (zoo_page.results(name) or {"draws": 1})["draws"]
         for one in _cells(name):
             for term, found in _terms(one).items():

@@ -87,6 +87,8 @@ FRESH = (
     "zoo_tables_fresh",
 )
 """Those of tables that were picked before any result was seen (`tests.benchmarks.zoo_fresh_page`)."""
+BLIND = ("zoo_blind", "zoo_moments_blind", "zoo_tables_blind")
+"""Those of tables that were taken by a rule (`tests.benchmarks.zoo_blind_page`)."""
 HEART = "zoo_heart"
 """That of `tests.benchmarks.zoo_heart`: four real hospitals."""
 DOUBTS = "zoo_doubts"
@@ -514,6 +516,7 @@ def page() -> str:
     """The whole page."""
     from tests.benchmarks import (
         zoo_apart_page,
+        zoo_blind_page,
         zoo_denied_page,
         zoo_doubts_page,
         zoo_fresh_page,
@@ -565,6 +568,7 @@ def page() -> str:
         by_mechanism(LATER_NAMES, own_sites=True),
         zoo_unseen_page.section(),
         zoo_fresh_page.section(),
+        zoo_blind_page.section(),
         zoo_heart_page.section(),
         zoo_apart_page.section(),
         "## Declaring every coefficient\n",

@@ -17,6 +17,7 @@ from tests.benchmarks.zoo_words import BARS
 __all__ = ["section"]
 
 FRESH_AT = "seventeen-tables-that-were-picked-before-any-result-was-seen"
+BLIND_AT = "twelve-tables-that-were-taken-by-a-rule"
 DECLARED = "noisy moments, ε = 1, every coefficient declared"
 HELD, TOLD = "holds the records' answer, %", "distance holds, %"
 
@@ -344,16 +345,10 @@ def _logged() -> list[Row]:
     return rows + [_percent(f"the same: {HELD}", one) for one in _some("zoo_moments_logged", "epsilon=1")]
 
 
-def _fresh() -> list[Row]:
-    """Of the tables that were picked before any result was seen."""
+def _real(of: str, records: Sequence[tuple[str, str, str]]) -> list[Row]:
+    """Of real tables that were written down before any result was seen: each record, where in it, and in words."""
     rows = []
-    of = f"seventeen [tables that were picked before any result was seen](#{FRESH_AT})"
-    for name, at, words in (
-        ("zoo_fresh", "w=0.8", "latent noise, w = 0.8"),
-        ("zoo_fresh_draws", "w=0.8", "latent noise, w = 0.8, once more (`zoo_fresh_draws.json`)"),
-        ("zoo_tables_fresh", "epsilon=1", "noisy tables, ε = 1, seven models"),
-        ("zoo_moments_fresh", "epsilon=1", DECLARED),
-    ):
+    for name, at, words in records:
         for one in _some(name, at):
             own = at != "w=0.8"
             units = "bias in own standard errors" if own else "bias"
@@ -361,6 +356,40 @@ def _fresh() -> list[Row]:
                 _percent(f"{of}: {words}: {HELD}", one),
                 _bias(f"the same: {units}, mean of {one.draws} draws, median / 95th percentile", one, own=own),
             ]
+    return rows
+
+
+def _fresh() -> list[Row]:
+    """Of the tables that were picked before any result was seen."""
+    return _real(
+        f"seventeen [tables that were picked before any result was seen](#{FRESH_AT})",
+        (
+            ("zoo_fresh", "w=0.8", "latent noise, w = 0.8"),
+            ("zoo_fresh_draws", "w=0.8", "latent noise, w = 0.8, once more (`zoo_fresh_draws.json`)"),
+            ("zoo_tables_fresh", "epsilon=1", "noisy tables, ε = 1, seven models"),
+            ("zoo_moments_fresh", "epsilon=1", DECLARED),
+        ),
+    )
+
+
+def _blind() -> list[Row]:
+    """Of the tables that were taken by a rule."""
+    of = f"twelve [tables that were taken by a rule](#{BLIND_AT})"
+    rows = _real(
+        of,
+        (
+            ("zoo_blind", "w=0.8", "latent noise, w = 0.8"),
+            ("zoo_tables_blind", "epsilon=1", "noisy tables, ε = 1, four models"),
+            ("zoo_moments_blind", "epsilon=1", DECLARED),
+        ),
+    )
+    for one in _some("zoo_blind", "w=0.8"):
+        rows.append(_percent(f"{of}: latent noise, w = 0.8: {TOLD}", one, "told", 85.0, 95.0))
+    for name, at, words in (
+        ("zoo_blind", "w=0.8", "latent noise, w = 0.8"),
+        ("zoo_moments_blind", "epsilon=1", DECLARED),
+    ):
+        rows += _apart(f"{of}: {words}", _some(name, at, "over all"))
     return rows
 
 
@@ -496,5 +525,5 @@ def _copies(record: Mapping[str, Any], where: str) -> list[Row]:
 
 def section() -> str:
     """What was asked for, beside what is measured; of no record that is not there."""
-    rows = [*_latent(), *_figures(), *_fresh(), *zoo_apart_page.targets(), *_cautions(), *_others()]
+    rows = [*_latent(), *_figures(), *_fresh(), *_blind(), *zoo_apart_page.targets(), *_cautions(), *_others()]
     return table(("what", "target", "measured", "reached?"), rows) + BARS

@@ -50,6 +50,7 @@ def test_every_file_of_figures_is_on_a_page():
     unread = {path.stem for path in write.RESULTS.glob("*.json")} - {*re.findall(r"[{ ](\w+):\S", templates)}
     zoo = {*zoo_page.LATENT_NOISE, *zoo_page.FIGURES, *zoo_page.LATER, *zoo_page.LATER_FIGURES, *zoo_page.FRESH}
     zoo |= {
+        *zoo_page.BLIND,
         zoo_page.UNSEEN,
         zoo_page.HEART,
         zoo_page.DOUBTS,
