@@ -229,7 +229,7 @@ the seven of factors.
 ([decision 32](decisions/0032-moments-are-read-together.md)), and the line with next to no noise above is of that: its \
 farthest answer was 6.2 of the records' errors away before, in crashes, and 4 of 63 lay outside their intervals (no \
 file holds these two any more).
-  All other lines about factors under noisy moments are from before.
+  So are the last table's lines of the seven; all other lines about factors under noisy moments are from before.
 - **Wages** through latent noise: every interval holds, but of the distances that are told too few do, and twelve \
 draws show a bias that is no noise: towards none at w = 0.8.
   Most of these answers carry the caution that their rows deny the model, which was no reason for the distance to be \
