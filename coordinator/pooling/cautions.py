@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from shared.errors import ParameterError
-from shared.estimands.reasons import OutcomeLoss, kind_of
+from shared.estimands.floors import OutcomeLoss, kind_of
 from shared.mechanisms.base import HIDDEN
 
 if TYPE_CHECKING:

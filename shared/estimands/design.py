@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from shared.base.process import deferred
 from shared.errors import EstimateRefusal, ParameterError
 from shared.estimands.fits.counting import CountedTimes, restricted_mean_moves
-from shared.estimands.floors import HANGS, NO_ROWS, Answer, LeastRows, QuestionResult, few, one_value
+from shared.estimands.floors import (
+    FEW_BEFORE,
+    FEW_FOR_TERMS,
+    HANGS,
+    NO_ROWS,
+    Answer,
+    LeastRows,
+    QuestionResult,
+    few,
+    one_value,
+)
 from shared.estimands.formulas import (
     CATEGORY,
     Node,
@@ -28,7 +38,6 @@ from shared.estimands.formulas import (
 )
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
-from shared.estimands.reasons import FEW_BEFORE, FEW_FOR_TERMS
 from shared.estimands.splines import basis_of, steps_of
 
 if TYPE_CHECKING:

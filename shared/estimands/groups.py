@@ -15,11 +15,7 @@ from shared.errors import EstimateRefusal
 from shared.estimands.design import levels_of, outcome_of
 from shared.estimands.fits.counting import CountedTimes, cumulative_hazard, cumulative_incidence
 from shared.estimands.fits.survival import LogRank, SurvivalCurve, kaplan_meier, log_rank, restricted_mean
-from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult, few
-from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
-from shared.estimands.kinds import CURVED, KINDS
-from shared.estimands.questions import SURVIVAL, Estimand
-from shared.estimands.reasons import (
+from shared.estimands.floors import (
     FEW_BEFORE,
     FEW_EVENTS,
     FEW_IN_A_PAIR,
@@ -27,10 +23,18 @@ from shared.estimands.reasons import (
     INCIDENCE_OF_ONE,
     MEAN_OF_NO_EVENTS,
     NO_EVENTS_IN_BOTH,
+    NO_ROWS,
     ONLY_EVENTS_IN_BOTH,
     SURVIVAL_OF_NONE,
     SURVIVAL_OF_ONE,
+    Answer,
+    LeastRows,
+    QuestionResult,
+    few,
 )
+from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
+from shared.estimands.kinds import CURVED, KINDS
+from shared.estimands.questions import SURVIVAL, Estimand
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -42,7 +42,13 @@ from shared.estimands.fits.subdistribution import fine_gray
 from shared.estimands.floors import (
     FAR,
     HANGS,
+    NO_MAXIMUM,
+    NO_PARTIAL_MAXIMUM,
     NO_ROWS,
+    ONE_SIDE,
+    RISK_OF_ONE,
+    SEPARATES,
+    TERMS_SEPARATE,
     Answer,
     LeastRows,
     Moves,
@@ -53,7 +59,6 @@ from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.groups import competing_of, membership, strata_of
 from shared.estimands.kinds import KINDS, REPEATED, SURVIVAL
 from shared.estimands.questions import INTERCEPT, Estimand
-from shared.estimands.reasons import NO_MAXIMUM, NO_PARTIAL_MAXIMUM, ONE_SIDE, RISK_OF_ONE, SEPARATES, TERMS_SEPARATE
 
 __all__ = ["model_answers"]
 

@@ -26,11 +26,10 @@ from shared.errors import EstimateRefusal
 from shared.estimands.design import design_of, levels_of
 from shared.estimands.fits.cox import alone
 from shared.estimands.fits.families import FAMILIES
-from shared.estimands.floors import NO_ROWS, Answer, LeastRows, QuestionResult
+from shared.estimands.floors import FEW_OF_EITHER, NO_ROWS, Answer, LeastRows, QuestionResult
 from shared.estimands.formulas import QuestionRows, parse, values
 from shared.estimands.models import model_answers
 from shared.estimands.questions import INTERCEPT, Estimand
-from shared.estimands.reasons import FEW_OF_EITHER
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,8 +10,7 @@ import pytest
 
 from coordinator.pooling.pool import pool_estimates
 from shared.estimands.answer import estimate, parse_estimand
-from shared.estimands.floors import NO_ROWS
-from shared.estimands.reasons import FAR, FORMS, kind_of
+from shared.estimands.floors import FAR, FORMS, NO_ROWS, kind_of
 
 
 def of_site(events: int, of_arm: int | None = None) -> pd.DataFrame:
