@@ -88,17 +88,25 @@ _LEFT_OUT = {
         "for too few events. Where an effect prevents events these are sites where it is strong, so the pooled answer"
         " may be drawn towards no effect."
     ),
+    OutcomeLoss.NONE: (
+        "because the outcome is 0 in every row there. Where it is an event that an effect prevents, these are sites "
+        "where the effect is strong, so the pooled answer may be drawn towards no effect."
+    ),
+    OutcomeLoss.NONE_OF_A_GROUP: (
+        "because the outcome is 0 in every row of a group there. Where it is an event that an effect prevents, these "
+        "are sites where the effect is strong, so the pooled answer may be drawn towards no effect."
+    ),
     OutcomeLoss.NONE_OF_A_COLUMN: (
-        "because they have 0 in every row. The pooled answer is of the other sites: where no value is below 0, a mean"
+        "because every row there has 0. The pooled answer is of the other sites: where no value is below 0, a mean"
         " is drawn up."
     ),
     OutcomeLoss.ALL_OF_A_COLUMN: (
-        "because they have 1 in every row. The pooled answer is of the other sites: where no value is above 1, a mean"
+        "because every row there has 1. The pooled answer is of the other sites: where no value is above 1, a mean"
         " is drawn down."
     ),
     OutcomeLoss.ALL: (
-        "because the outcome is 1 in every row there. Where nearly everybody has an event risks hardly differ, so a "
-        "pooled difference or ratio of risks may be drawn away from none."
+        "because the outcome is 1 in every row there. Where it is an event that nearly everybody has, risks hardly "
+        "differ, so a pooled difference or ratio of risks may be drawn away from none."
     ),
     OutcomeLoss.FEW_BY_A_TIME: (
         "for too few events by the time asked, or none. The pooled answer is of the sites with more, so survival and "
@@ -110,10 +118,17 @@ _LEFT_OUT = {
     ),
 }
 """Why sites are left out by their outcome, and in which direction the pooled answer lacks them."""
-_FEW_OF_A_DIFFERENCE = (
-    "for too few events. Where events are rare a difference is small, so a pooled difference may be drawn away from "
-    "none, and a probit coefficient towards no effect."
-)
+_OF_A_DIFFERENCE = {
+    OutcomeLoss.FEW: (
+        "for too few events. Where events are rare a difference is small, so a pooled difference may be drawn away "
+        "from none, and a probit coefficient towards no effect."
+    ),
+    OutcomeLoss.NONE: (
+        "because the outcome is 0 in every row there. Where it is an event, a difference is small where events are "
+        "rare, so a pooled difference may be drawn away from none, and a probit coefficient towards no effect."
+    ),
+}
+"""The same of an answer on the identity scale."""
 
 
 class Doubted(Protocol):
@@ -211,9 +226,9 @@ def left_out(estimates: Sequence[Estimate]) -> list[str]:
         if (kind := kind_of(row.reason)) is None:
             continue
         why = _LEFT_OUT[kind]
-        if kind is OutcomeLoss.FEW and row.scale == "identity":
+        if kind in _OF_A_DIFFERENCE and row.scale == "identity":
             mean = row.term.startswith("rmst(")
-            why = _LEFT_OUT[OutcomeLoss.FEW_BY_A_TIME] if mean else _FEW_OF_A_DIFFERENCE
+            why = _LEFT_OUT[OutcomeLoss.FEW_BY_A_TIME] if mean else _OF_A_DIFFERENCE[kind]
         lost.setdefault(why, set()).add(row.site)
     of, waves = len({row.site for row in estimates}), len({row.wave for row in estimates}) > 1
     return [

@@ -34,7 +34,7 @@ __all__ = [
     "FORMS",
     "HANGS",
     "INCIDENCE_OF_ONE",
-    "MEAN_OF_NO_EVENTS",
+    "MEAN_OF_NONE",
     "MIN_EVENTS",
     "MIN_RESIDUAL_DF",
     "NO_EVENTS",
@@ -81,6 +81,8 @@ class OutcomeLoss(Enum):
     SEPARATED = "terms separate the outcome"
     NO_MAXIMUM = "no maximum of the likelihood was found"
     FEW = "too few events, or none"
+    NONE = "the outcome is 0 in every row"
+    NONE_OF_A_GROUP = "the outcome is 0 in every row of a group"
     FEW_BY_A_TIME = "too few events by the time asked, or none"
     ALL = "the outcome is 1 in every row"
     ALL_BY_A_TIME = "everybody had had the event by the time asked"
@@ -131,9 +133,9 @@ FEW_EVENTS = ReasonForm("{events} events: too few", OutcomeLoss.FEW)
 FEW_FOR_TERMS = ReasonForm("{events} events for {terms} terms: too few", OutcomeLoss.FEW)
 FEW_IN_A_PAIR = ReasonForm("{events} events in the level and the reference: too few", OutcomeLoss.FEW)
 FEW_OF_EITHER = ReasonForm("{events} events or non-events: too few", OutcomeLoss.FEW)
-NO_EVENTS = ReasonForm("the outcome is constant at this site: 0 in every row", OutcomeLoss.FEW)
+NO_EVENTS = ReasonForm("the outcome is constant at this site: 0 in every row", OutcomeLoss.NONE)
 NO_EVENTS_IN_BOTH = ReasonForm(f"no events in both groups: {FAR}", OutcomeLoss.FEW)
-MEAN_OF_NO_EVENTS = ReasonForm("a mean is 0, of no events, at this site: its logarithm is not finite", OutcomeLoss.FEW)
+MEAN_OF_NONE = ReasonForm("a mean is 0 at this site: its logarithm is not finite", OutcomeLoss.NONE_OF_A_GROUP)
 ONLY_EVENTS = ReasonForm("the outcome is constant at this site: 1 in every row", OutcomeLoss.ALL)
 ONLY_EVENTS_IN_BOTH = ReasonForm(f"only events in both groups: {FAR}", OutcomeLoss.ALL)
 COLUMN_OF_NONE = ReasonForm("the column is constant at this site: 0 in every row", OutcomeLoss.NONE_OF_A_COLUMN)

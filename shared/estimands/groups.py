@@ -21,7 +21,7 @@ from shared.estimands.floors import (
     FEW_IN_A_PAIR,
     FEW_UP_TO,
     INCIDENCE_OF_ONE,
-    MEAN_OF_NO_EVENTS,
+    MEAN_OF_NONE,
     NO_EVENTS_IN_BOTH,
     NO_ROWS,
     ONLY_EVENTS_IN_BOTH,
@@ -31,6 +31,7 @@ from shared.estimands.floors import (
     LeastRows,
     QuestionResult,
     few,
+    one_value,
 )
 from shared.estimands.formulas import CATEGORY, Node, QuestionRows, is_logical, parse, values
 from shared.estimands.kinds import CURVED, KINDS
@@ -140,10 +141,11 @@ def _compared(kind: str, first: Answer, other: Answer) -> Answer:
     """One group against the first: a ratio or a difference, or the reason of the one that has none."""
     if isinstance(first, str) or isinstance(other, str):
         return other if isinstance(other, str) else first
+    if kind != "rmst" and other[1] + first[1] == 0:
+        alike = other[0] == first[0]  # else each group has one value of its own
+        return one_value("outcome", np.array([first[0]])) if alike else "the column is constant at this site"
     if kind == "ratio":
         return _ratio(first, other)
-    if kind != "rmst" and other[1] + first[1] == 0:
-        return "the column is constant at this site"
     return other[0] - first[0], other[1] + first[1]
 
 
@@ -176,7 +178,7 @@ def membership(
 def _ratio(first: tuple[float, float], other: tuple[float, float]) -> Answer:
     if first[0] <= 0 or other[0] <= 0:
         if (0.0, 0.0) in (first, other):
-            return MEAN_OF_NO_EVENTS()
+            return MEAN_OF_NONE()
         return "a mean is not positive at this site: its logarithm is not finite"
     return math.log(other[0] / first[0]), first[1] / first[0] ** 2 + other[1] / other[0] ** 2
 

@@ -114,6 +114,7 @@ def test_each_form_of_a_reason_is_read_as_its_own_kind_alone():
         ("two_by_two(died, measure = OR) ~ arm", "towards no effect"),
         ("two_by_two(died, measure = RD) ~ arm", "away from none"),
         ("ratio(died) ~ arm", "towards no effect"),
+        ("difference(died) ~ arm", "away from none"),
         ("mean(died)", "a mean is drawn up"),
     ],
 )
@@ -140,12 +141,35 @@ def test_a_site_of_two_waves_is_counted_once():
 
 def test_sites_where_everybody_had_the_event_are_a_caution_and_one_value_of_a_measurement_is_none():
     two = (of_site(60), of_site(80))
-    for question, direction in (("two_by_two(died) ~ arm", "away from none"), ("mean(died)", "mean is drawn down")):
+    directions = dict.fromkeys(
+        ("two_by_two(died) ~ arm", "difference(died) ~ arm", "ratio(died) ~ arm"), "away from none"
+    )
+    for question, direction in {**directions, "mean(died)": "mean is drawn down"}.items():
         (said,) = (one for one in cautions_of(question, *two, of_site(200)) if "left out" in one)
         assert direction in said
-    for question in ("mean(time)", "ols(time) ~ arm"):
+    for question in ("mean(time)", "ols(time) ~ arm", "difference(time) ~ arm", "ratio(time) ~ arm"):
         same = cautions_of(question, *two, of_site(60).assign(time=37.5))
         assert not any("left out" in one for one in same)
+
+
+@pytest.mark.parametrize("kind", ["ols", "difference", "ratio", "poisson", "negbin"])
+def test_an_outcome_that_may_be_no_event_is_not_told_as_one(kind):
+    """A cost of 0, or a class of 1, in every row is neither few events nor risks that hardly differ."""
+    two = (of_site(60), of_site(80))
+    tables = [one.assign(cost=1.0 + np.arange(len(one)) % 7) for one in two]
+    term = "" if kind in ("difference", "ratio") else "arm"
+    for value in (0.0, 1.0):
+        (said,) = cautions_of(f"{kind}(cost) ~ arm", *tables, of_site(60).assign(cost=value), term=term)
+        assert said.startswith(
+            f"1 of 3 sites is left out because the outcome is {value:g} in every row there. Where it is"
+        )
+        assert "too few events" not in said
+
+
+def test_a_group_whose_mean_is_0_is_told_as_a_group():
+    (said,) = cautions_of("ratio(died) ~ arm", of_site(60), of_site(80), of_site(20, of_arm=0))
+    assert said.startswith("1 of 3 sites is left out because the outcome is 0 in every row of a group there.")
+    assert said.endswith("towards no effect.")
 
 
 @pytest.mark.parametrize("kind", ["logistic(died)", "poisson(died)", "cox(time, died)"])
