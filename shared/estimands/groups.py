@@ -247,7 +247,7 @@ def _counted_number(estimand: Estimand, counts: CountedTimes, floors: LeastRows)
         value, variance, pushes = cumulative_hazard(counts, at)
         return (math.log(value), variance / value**2), pushes / value
     value, variance, pushes = cumulative_incidence(counts, at)
-    if value >= 1:
+    if value > 1 - 1e-9:  # a sum of so many terms may miss 1 by rounding
         return INCIDENCE_OF_ONE(at=f"{at:g}"), none
     slope = 1 / (value * (1 - value))
     return (math.log(value / (1 - value)), variance * slope**2), pushes * slope

@@ -275,6 +275,15 @@ def test_a_model_that_has_no_answer_says_why_and_no_number(question, said):
         assert said in row.reason
 
 
+def test_an_incidence_that_rounding_keeps_from_1_has_no_logit():
+    """Of 200 rows with an event each 200 terms are added: 1 less a rounding, whose logit would be 35."""
+    n = 200
+    table = pd.DataFrame({"time": np.arange(1.0, n + 1) / n, "event": np.ones(n), "other": np.zeros(n)})
+    (row,) = estimate(table, parse_estimand("cuminc(time, event, competing = other, at = 1)"))
+    assert row.yi is None
+    assert row.reason == "incidence at 1 is 1 at this site: its logit is not finite"
+
+
 READ_OFF = {"cumhaz": ({}, "cumhaz", np.log), "cuminc": ({"competing": "other"}, "aj", special.logit)}
 
 
