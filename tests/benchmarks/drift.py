@@ -145,7 +145,15 @@ def compared(
     return out
 
 
-_OF_THE_ZOO = {*zoo_page.LATENT_NOISE, *zoo_page.FIGURES, *zoo_page.LATER, *zoo_page.LATER_FIGURES, zoo_page.UNSEEN}
+_OF_THE_ZOO = {
+    *zoo_page.LATENT_NOISE,
+    *zoo_page.FIGURES,
+    *zoo_page.LATER,
+    *zoo_page.LATER_FIGURES,
+    *zoo_page.FRESH,
+    *zoo_page.BLIND,
+    zoo_page.UNSEEN,
+}
 
 
 def committed(revision: str, name: str) -> dict[str, Any] | None:
