@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from coordinator.answers import queries, release_selection, resolving, site_answers
 from coordinator.answers.densities import Density, Joint, alike_warnings, case_mix_warning, density_of, joint_warning
-from coordinator.answers.maps import ColumnsMap, require_another, require_told_apart
+from coordinator.answers.maps import ColumnsMap, mixed_scales, require_another, require_told_apart
 from coordinator.pooling.intervals import with_release_variance
 from coordinator.pooling.pool import PooledResult, Pooling, pool_estimates
 from shared.errors import EstimateRefusal, ParameterError, Refusal
@@ -71,7 +71,7 @@ class Harmonised:
         columns, to: the mapped columns, and the reference site.
         answer: the question as it stands, each site by itself, then pooled: every site has an intercept and its own
             scale. Also who asked what of which releases.
-        raw: all rows in one table, as if one laboratory had measured them.
+        raw: all rows of the mapped sites in one table, as if one laboratory had measured them.
         estimates: one per site with its rows mapped first, excluded ones with their reason.
         harmonised: those pooled; the variance of the maps is in its interval.
         map_variance: of the pooled estimate, by the densities' noise and size (bootstrap).
@@ -348,6 +348,7 @@ def harmonised(
         found.append(next(row for row in mapped if row.term == answer.term))
         sites[site] = _SiteMapped.of(scale, here, redrawn, tables[site], found[-1], question, levels)
     outside = {site: one.outside for site, one in sites.items()}
+    through = {site: one.through for site, one in sites.items()}
     variance = _pooled_variance(list(sites.values()), by.draws, pooling)
     pooled = pool_estimates(found, **pooling.how)
     if not {stone.bundle_sha256 for stone in store.withdrawals(source)}.isdisjoint(drawn.used):
@@ -357,16 +358,16 @@ def harmonised(
         columns=columns,
         to=to,
         answer=answer,
-        raw=_stacked(store, held, tables, question, answer.term, levels),
+        raw=_stacked(store, held, {site: tables[site] for site in sites}, question, answer.term, levels),
         estimates=tuple(found),
         harmonised=replace(pooled, shared=pooled.shared + variance, effect=answer.result.effect),
         map_variance=variance,
         site_map_variance={site: one.variance(reference=site == to) for site, one in sites.items() if one.moved},
-        maps={site: one.through for site, one in sites.items()},
+        maps=through,
         bands={site: one.bands for site, one in sites.items()},
         outside=outside,
         warnings=(*_warned(known, columns, alike, to), *joint_warning(question.columns, columns, to)),
-        notes=_notes(columns, to, source, alike, outside),
+        notes=(*_notes(columns, to, source, alike, outside), *mixed_scales(through, columns[0], to)),
         used=drawn.used,
     )
 

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from coordinator.answers.densities import Density, Joint
 from shared.errors import EstimateRefusal, ParameterError
 
-__all__ = ["ColumnsMap", "GridMap", "Map", "require_another", "require_told_apart"]
+__all__ = ["ColumnsMap", "GridMap", "Map", "mixed_scales", "require_another", "require_told_apart"]
 
 Floats = NDArray[np.float64]
 FEW, LEAST, TWICE = 4.0, 2.0, 2.0
 """Cells that the middle 80 % of a density spans: below the first a map onto one that spans `TWICE` as many has a slope
 that is off by more than 5 %; below the second the figures of one column say nothing of its slope.
 tests/benchmarks/pages/benchmarks/densities.md has the errors by cells."""
+APART = 1.5
+"""Slope of a map, or its inverse, from which two sites are said to measure on different scales."""
 FINE = 5000
 """Persons from which a map on a grid is solved finely."""
 _AGAIN = 5
@@ -192,6 +194,22 @@ def require_told_apart(source: Density | Joint, target: Density | Joint, columns
                 next_step="Most likely the sites have it in different units: convert it where the unit is known, and "
                 'release it anew; or plan narrower bounds, or basis = "quantiles", whose cells follow the patients.',
             )
+
+
+def mixed_scales(maps: Mapping[str, ColumnsMap], column: str, to: str) -> tuple[str, ...]:
+    """The note that all rows in one table are of several scales, where a map's slope is `APART` or more.
+
+    Args:
+        maps: of each site, of one column; of several together nothing is said. to: the reference.
+    """
+    slopes = {site: one.line.slope for site, one in maps.items() if not isinstance(one.source, Joint)}
+    far = [f"1 at {site} is about {slope:.3g}" for site, slope in slopes.items() if not 1 / APART < slope < APART]
+    if not far:
+        return ()
+    return (
+        f"All rows in one table mix scales of {column}: by the spread of the densities {', '.join(far)} at {to}. Read "
+        "the harmonised answer, or each site's own.",
+    )
 
 
 def require_another(

@@ -20,7 +20,7 @@ from coordinator.analyst import commands as client
 from coordinator.analyst.commands import connect
 from coordinator.analyst.own.table import OwnTable
 from coordinator.analyst.remote import HarmonisedResult
-from coordinator.answers import harmonise
+from coordinator.answers import harmonise, maps
 from coordinator.answers.densities import Joint, Noisy, case_mix_warning, density_of, distance, on_simplex
 from coordinator.answers.harmonise import Harmonisation, Known, densities, harmonised
 from coordinator.answers.maps import (
@@ -429,6 +429,22 @@ def test_a_study_of_densities_is_described_without_rows_that_it_does_not_hold(hu
     shares = service._shares([release], who, Call(peer=who))
     service.close()
     assert shares == {release.bundle_sha256: {}}, "what is missing cannot be told column by column"
+
+
+def test_all_rows_in_one_table_are_of_the_mapped_sites_and_say_which_scales_they_mix(hub, monkeypatch):
+    def asked():
+        return harmonised(hub, holding(hub, "cvd"), "ols(hdl) ~ chol/10", onto("north", draws=2), term="chol")
+
+    plain = asked()
+    assert "east" not in {row.site for row in plain.harmonised.estimates}, "it has no density"
+    assert plain.raw.n == sum(row.n for row in plain.harmonised.estimates)
+    slopes = {site: one.line.slope for site, one in plain.maps.items()}
+    assert slopes["north"] == 1
+    (far,) = (site for site, slope in slopes.items() if abs(np.log(slope)) > np.log(1.5))
+    (said,) = (note for note in plain.notes if "mix scales" in note)
+    assert f"densities 1 at {far} is about {slopes[far]:.3g} at north. Read" in said
+    monkeypatch.setattr(maps, "APART", np.exp(abs(np.log(slopes[far]))) * 1.001)
+    assert not any("mix scales" in note for note in asked().notes)
 
 
 def test_the_view_shows_the_answer_raw_with_intercepts_and_harmonised_and_says_what_it_did(hub):
