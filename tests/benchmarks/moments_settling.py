@@ -58,7 +58,7 @@ def main():
                 found = [place.effects for place in together.places(given, alike=True)]
                 lost += sum(bool(one.lost) for one in found)
                 apart += [float(np.max(np.abs(b - a) / e)) for (a, _), (b, e) in (x[-2:] for x in steps.values())]
-                denied += [together._Site(*one).denied() for one in given]
+                denied += [together._Site(*one, levels=True).denied() for one in given]
                 rounds.append(len(next(iter(steps.values()))))
                 print(half, name, kind, round(max(apart[-SITES:]), 3), rounds[-1], lost, flush=True)
         figures = {"studies": len(rounds), "sites": len(apart), "lost": lost, "rounds": float(np.mean(rounds))}

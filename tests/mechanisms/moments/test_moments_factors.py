@@ -151,6 +151,13 @@ def test_effects_of_levels_are_the_records_own_whatever_the_risk_at_the_first(sh
         assert ours.doubts == ()
 
 
+def test_what_the_model_may_lack_is_not_taken_for_outcomes_of_the_first_level():
+    """A moment of outcome and level counts its outcomes: with a doubt of its own all levels were too low alike."""
+    found = effects_of_levels([0.05, 0.3, 0.25, 0.25, 0.15], [0.02, 0.3, 0.35, 0.4, 0.3], [2500] * 6)
+    assert abs(np.mean([(ours.beta - real) / ours.se for ours, real in found.values()])) < 0.6
+    assert all(ours.se < 0.42 for ours, _ in found.values()), "and intervals were half as wide again"
+
+
 def test_effects_of_levels_are_the_records_own_where_one_hospital_has_most_persons():
     """It is looked at beside the others and they without it."""
     shares, risks = [0.52, 0.3, 0.09, 0.05, 0.04], [0.01, 0.05, 0.2, 0.4, 0.3]
