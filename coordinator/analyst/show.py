@@ -390,8 +390,22 @@ def unanswered_terms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def further_cautions(rows: Sequence[Mapping[str, Any]], said: Collection[str]) -> list[str]:
-    """Cautions on the terms of a question that do not stand by the one that was asked for, each once."""
-    return [one for one in dict.fromkeys(c for row in rows for c in row.get("cautions", ())) if one not in said]
+    """Cautions on the terms of a question that do not stand by the one that was asked for, each once.
+
+    One that is not of all terms, and names none, is told with those that it is of.
+
+    >>> further_cautions([{"term": "a"}, {"term": "b", "cautions": ["1 of 3 sites is left out"]}], ())
+    ['b: 1 of 3 sites is left out']
+    """
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for one in dict.fromkeys(row.get("cautions", ())):
+            found.setdefault(one, []).append(row["term"])
+    return [
+        one if len(terms) == len(rows) or any(term in one for term in terms) else f"{', '.join(terms)}: {one}"
+        for one, terms in found.items()
+        if one not in said
+    ]
 
 
 def joint_lines(document: Mapping[str, Any]) -> list[str]:
