@@ -19,7 +19,7 @@ from typing import Any
 from shared.errors import Refusal
 from shared.mechanisms.kinds import KINDS as MECHANISMS
 from shared.mechanisms.kinds import kind as mechanism_kind
-from shared.plans.dictionary import KINDS, LEVELLED, NUMERIC, Column, nearest_kind
+from shared.plans.dictionary import KINDS, LEVELLED, NUMERIC, Column, kind_step, nearest_kind
 from shared.plans.plan import NEEDED, Budget, Expected, Floors, PrivateTraining, StudyPlan, Training, Wave, read_section
 from shared.plans.repeated_rows import released_columns
 from shared.terminal import ChecklistLine
@@ -202,7 +202,7 @@ def _column(name: str, given: Any) -> tuple[list[ChecklistLine], dict[str, Any]]
     if body.get("kind") not in KINDS:
         near = nearest_kind(body.get("kind"))
         shown = f"kind must be one of {', '.join(KINDS)} (got {body.get('kind', 'none')!r})"
-        lines.append(_line(where, shown, f"Did you mean {near!r}?" if near else "Set one of them."))
+        lines.append(_line(where, shown, kind_step(body.get("kind"))))
         body["kind"] = near or ("nominal" if "levels" in body else "continuous" if "upper" in body else "binary")
     for _ in range(_TRIES):
         try:

@@ -29,7 +29,7 @@ from shared.plans.repeated_rows import RepeatedRows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Column", "Dictionary", "nearest_kind"]
+__all__ = ["Column", "Dictionary", "kind_step", "nearest_kind"]
 
 Kind = Literal["continuous", "integer", "binary", "ordered", "nominal", "time", "event", "person"]
 Missing = Literal["refuse", "level", "complete_case"]
@@ -52,6 +52,7 @@ _LIKE: Mapping[str, str] = {
     **dict.fromkeys(("status", "death", "outcome"), "event"),
 }
 """Words of other tools for a column's kind."""
+_DATES = ("date", "datetime", "timestamp")
 
 
 def nearest_kind(given: object) -> str:
@@ -62,6 +63,21 @@ def nearest_kind(given: object) -> str:
     """
     word = str(given).lower().replace("-", "").replace("_", "").replace(" ", "")
     return _LIKE.get(word) or next(iter(difflib.get_close_matches(word, KINDS, n=1)), "")
+
+
+def kind_step(given: object) -> str:
+    """What to do about a kind that there is not.
+
+    >>> kind_step("categorical")
+    "Did you mean 'nominal'?"
+    """
+    if str(given).lower() in _DATES:
+        return (
+            "Dates are not released: plan what is counted between two, as age (integer) or follow-up (time), which "
+            "each hospital derives (site-agent data map --derive)."
+        )
+    near = nearest_kind(given)
+    return f"Did you mean {near!r}?" if near else "Set one of them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +124,7 @@ class Column:
 
         must(self.decimals is None or 0 <= self.decimals <= 12, "decimals must be in 0..12", f"{self.decimals}")
         must(bool(self.name) and self.name.isidentifier(), "its name must be a plain word", repr(self.name))
-        near = nearest_kind(self.kind)
-        step = f"Did you mean {near!r}?" if near else "Set one of them."
-        must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind), step)
+        must(self.kind in KINDS, f"kind must be one of {', '.join(KINDS)}", repr(self.kind), kind_step(self.kind))
         coded = all(isinstance(code, str) and _CODE.fullmatch(code) for code in self.codes)
         must(coded, "codes must each be VOCABULARY:CODE, as LOINC:8480-6", f"{len(self.codes)} codes")
         must(self.missing in MISSING, f"missing must be one of {', '.join(MISSING)}", repr(self.missing))

@@ -118,3 +118,10 @@ def test_a_name_that_is_none_is_refused_in_a_line_however_long_it_is(name):
     with pytest.raises(DictionaryRefusal, match="name must be text") as found:
         Column.from_canonical({"name": name, "kind": "binary"})
     assert len(str(found.value)) < 200
+
+
+def test_a_kind_of_date_is_told_what_to_plan_in_its_place():
+    with pytest.raises(DictionaryRefusal) as refused:
+        Column(name="born", kind="date")
+    assert "data map --derive" in refused.value.next_step
+    assert "follow-up (time)" in refused.value.next_step
